@@ -50,23 +50,43 @@ def decoded_key(key: object) -> bytes:
     if isinstance(key, bytes):
         return key
     try:
-        return base64.b64decode(str(key).encode().translate(bytes.maketrans(b"-_", b"+/")), validate=True)
+        return base64.b64decode(
+            str(key).encode().translate(bytes.maketrans(b"-_", b"+/")), validate=True
+        )
     except ValueError:
         return b""
 
 
-_HEADER = text("the name of a header, such as 'Idempotency-Key'", re.compile(r"[A-Za-z0-9-]+").fullmatch)
-_EXPRESSIONS = listed("regular expressions", lambda value: isinstance(value, str) and is_expression(value))
-_PATHS = listed("dotted paths, such as 'shop.consumers.receipts'", lambda path: isinstance(path, str) and "." in path)
-OBSERVE = or_none(seconds(10))  # an option of the dashboard that switches the entry points
-_SHARDS = listed("aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias))
+_HEADER = text(
+    "the name of a header, such as 'Idempotency-Key'",
+    re.compile(r"[A-Za-z0-9-]+").fullmatch,
+)
+_EXPRESSIONS = listed(
+    "regular expressions", lambda value: isinstance(value, str) and is_expression(value)
+)
+_PATHS = listed(
+    "dotted paths, such as 'shop.consumers.receipts'",
+    lambda path: isinstance(path, str) and "." in path,
+)
+OBSERVE = or_none(
+    seconds(10)
+)  # an option of the dashboard that switches the entry points
+_SHARDS = listed(
+    "aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias)
+)
 _MEDIA_TYPES = listed(
     "media types in lower case, such as 'text/csv'",
-    lambda kind: isinstance(kind, str) and re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) is not None,
+    lambda kind: (
+        isinstance(kind, str)
+        and re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) is not None
+    ),
 )
 _TOKENS = listed(
     f"strings of at least {SHORTEST_TOKEN} visible characters each",
-    lambda token: isinstance(token, str) and re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token) is not None,
+    lambda token: (
+        isinstance(token, str)
+        and re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token) is not None
+    ),
 )
 _KEYS = listed(
     f"strings, each {KEY_LENGTH} bytes in base64",
@@ -83,12 +103,18 @@ def _provided(name: str, keys: SecretKeys) -> tuple[bytes, ...]:
     """
     try:
         provided = tuple(map(decoded_key, keys() if callable(keys) else keys))
-    except Exception as error:  # a provider may raise anything; its text may hold a secret
-        raise ImproperlyConfigured(f"The callable in {name} failed: {type(error).__name__}.") from error
+    except (
+        Exception
+    ) as error:  # a provider may raise anything; its text may hold a secret
+        raise ImproperlyConfigured(
+            f"The callable in {name} failed: {type(error).__name__}."
+        ) from error
     if callable(keys) and not provided:
         raise ImproperlyConfigured(f"The callable in {name} returned no key.")
     if any(len(key) != KEY_LENGTH for key in provided):
-        raise ImproperlyConfigured(f"The callable in {name} returned a key that is not {KEY_LENGTH} bytes.")
+        raise ImproperlyConfigured(
+            f"The callable in {name} returned a key that is not {KEY_LENGTH} bytes."
+        )
     return provided
 
 
@@ -112,33 +138,51 @@ class Conf:
     max_waiters: int = option(4, number(0, 1_000_000))
     header: str = option("Idempotency-Key", _HEADER)
     exempt_paths: Sequence[str] = option((), _EXPRESSIONS)
-    problem_type_base_url: str | None = option(None, or_none(text("the beginning of a URL")))
+    problem_type_base_url: str | None = option(
+        None, or_none(text("the beginning of a URL"))
+    )
     consumers: Sequence[str] = option((), _PATHS)
-    instrumentation: Sequence[str] = option((), names_from(("prometheus", "opentelemetry")))
+    instrumentation: Sequence[str] = option(
+        (), names_from(("prometheus", "opentelemetry"))
+    )
     metrics_tokens: Sequence[str] = option((), _TOKENS, secret=True)
     limits_cache: str = option("default", text("an alias in CACHES"))
     sweep_batch: int = option(1000, number(1, 1_000_000))
     sweep_pause: Kept[Seconds, float] = option(0.5, seconds(0))
     decisions: Sequence[str] = option((), names_from(("note", "second_operator")))
-    resolve_content_types: Sequence[str] = option(("application/json", "text/plain"), _MEDIA_TYPES)
+    resolve_content_types: Sequence[str] = option(
+        ("application/json", "text/plain"), _MEDIA_TYPES
+    )
     shards: Sequence[str] = option((), _SHARDS)
     encryption_keys: SecretKeys = option((), _KEYS_OR_PROVIDER, secret=True)
     digest_keys: SecretKeys = option((), _KEYS_OR_PROVIDER, secret=True)
-    stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, metadata={"rule": BACKENDS})
-    outbox: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata={"rule": MAPPING})
-    dashboard: Mapping[str, Any] = field(default_factory=dict, metadata={"rule": MAPPING})
+    stores: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, repr=False, metadata={"rule": BACKENDS}
+    )
+    outbox: Mapping[str, Any] = field(
+        default_factory=dict, repr=False, metadata={"rule": MAPPING}
+    )
+    dashboard: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"rule": MAPPING}
+    )
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         validate(self)
-        conform('IDEMPOTENCY["DASHBOARD"]["OBSERVE"]', self.dashboard.get("OBSERVE"), OBSERVE)
+        conform(
+            'IDEMPOTENCY["DASHBOARD"]["OBSERVE"]',
+            self.dashboard.get("OBSERVE"),
+            OBSERVE,
+        )
         object.__setattr__(self, "policy", self.complete(self.policy))
 
     def complete(self, policy: Policy) -> Policy:
         """Return ``policy`` over the project's, with the mode that its word means."""
         policy = policy.over(self.policy)
         mode: Any = policy.stated.get("mode", "atomic")
-        meant = self.lease if mode == "lease" or isinstance(mode, Lease) else self.atomic
+        meant = (
+            self.lease if mode == "lease" or isinstance(mode, Lease) else self.atomic
+        )
         return policy.derive(mode=meant if isinstance(mode, str) else mode.over(meant))
 
     @cached_property
@@ -173,7 +217,11 @@ class Conf:
 
     @cached_property
     def exempt(self) -> re.Pattern[str] | None:
-        return re.compile("|".join(f"(?:{path})" for path in self.exempt_paths)) if self.exempt_paths else None
+        return (
+            re.compile("|".join(f"(?:{path})" for path in self.exempt_paths))
+            if self.exempt_paths
+            else None
+        )
 
 
 GLOBAL_NAMES = frozenset(rules(Conf))
@@ -200,12 +248,19 @@ def options_of_wing(name: str, options: type[Any]) -> Any:
 
     Raises ``ImproperlyConfigured``. For an unknown name, its message gives the nearest valid one.
     """
-    return options(**_read(f'IDEMPOTENCY["{name}"]', getattr(conf(), name.lower()), options))
+    return options(
+        **_read(f'IDEMPOTENCY["{name}"]', getattr(conf(), name.lower()), options)
+    )
 
 
 def _read(where: str, stated: Mapping[str, Any], *groups: type[Any]) -> dict[str, Any]:
     """Return the options in a setting, with callables in place of their paths. Their classes convert them."""
-    known = {each.name.upper(): each for group in groups for each in fields(group) if "rule" in each.metadata}
+    known = {
+        each.name.upper(): each
+        for group in groups
+        for each in fields(group)
+        if "rule" in each.metadata
+    }
     if wrong := unknown_names(stated, known):
         raise ImproperlyConfigured(f"{where}: " + " ".join(wrong))
     read = {}
@@ -225,7 +280,9 @@ def _imported(setting: str, value: Any, rule: Rule) -> Any:
     try:
         return import_string(value)
     except ImportError as error:
-        raise ImproperlyConfigured(f"{setting} is {value!r}, which can't be imported: {error}.") from error
+        raise ImproperlyConfigured(
+            f"{setting} is {value!r}, which can't be imported: {error}."
+        ) from error
 
 
 @lru_cache(maxsize=1024)

@@ -31,7 +31,14 @@ from django_idempotency.http.placement import idempotent
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
 from django_idempotency.values.outcomes import StoredResponse, dotted_name
-from django_idempotency.values.policy import Decorator, Keys, Policy, Redact, Using, is_async
+from django_idempotency.values.policy import (
+    Decorator,
+    Keys,
+    Policy,
+    Redact,
+    Using,
+    is_async,
+)
 from django_idempotency.values.scopes import BuiltInScope
 
 FIELD = "idempotency_key"
@@ -50,13 +57,19 @@ def new_form_key() -> str:
     return _signer.sign(secrets.token_urlsafe(16))
 
 
-def _submitted_once(view: Callable[..., HttpResponseBase], policy: Policy) -> Callable[..., HttpResponseBase]:
+def _submitted_once(
+    view: Callable[..., HttpResponseBase], policy: Policy
+) -> Callable[..., HttpResponseBase]:
     if is_async(view):
-        raise ImproperlyConfigured(f"{dotted_name(view)} is async, and @idempotent_form works only on sync views.")
+        raise ImproperlyConfigured(
+            f"{dotted_name(view)} is async, and @idempotent_form works only on sync views."
+        )
     stated, policy = policy, policy.over(IN_FORMS)
     by_header = idempotent(policy=_OfForm(**policy.stated))(view)
     in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
-    own = in_scope.derive(keys=ANY_KEY, fingerprint=partial(_content, stated))  # this module makes the keys
+    own = in_scope.derive(
+        keys=ANY_KEY, fingerprint=partial(_content, stated)
+    )  # this module makes the keys
     by_field = idempotent(policy=_OfForm(**own.stated))(view)
 
     @wraps(by_field)
@@ -98,7 +111,9 @@ class _OfForm(Policy):
 
     def over(self, defaults: Any) -> Any:
         policy = super().over(defaults)
-        return policy.derive(body=policy.body.derive(redact=partial(_with_messages, policy.body.redact)))
+        return policy.derive(
+            body=policy.body.derive(redact=partial(_with_messages, policy.body.redact))
+        )
 
 
 def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
@@ -111,13 +126,17 @@ def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
 def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
     """Return the user's scope, or that of an anonymous visitor's CSRF cookie: a cache may show a key to several."""
     cookie = request.META.get("CSRF_COOKIE")
-    visitor = f"form:{hashlib.sha256(cookie.encode()).hexdigest()[:32]}" if cookie else "form"
+    visitor = (
+        f"form:{hashlib.sha256(cookie.encode()).hexdigest()[:32]}" if cookie else "form"
+    )
     return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or visitor)
 
 
 def _content(stated: Policy, caller: HttpRequest) -> bytes:
     """Digest what was submitted, without the fields that are new in each rendering."""
-    request = getattr(caller, "_request", caller)  # REST framework's request has Django's inside
+    request = getattr(
+        caller, "_request", caller
+    )  # REST framework's request has Django's inside
     return fingerprint_of(request, caller, resolve(stated), leave_out=NOT_CONTENT)
 
 
@@ -127,14 +146,20 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
     A key that came in the header is not signed, so it must not get the scope of an anonymous visitor.
     """
     header = conf().meta_name
-    if request.method != "POST" or header in request.META or not (signed := request.POST.get(FIELD)):
+    if (
+        request.method != "POST"
+        or header in request.META
+        or not (signed := request.POST.get(FIELD))
+    ):
         return False
     try:
         token = _signer.unsign(signed)
     except BadSignature as error:
         if not conf().protects:  # nothing is refused
             return False
-        raise SuspiciousOperation("The form's idempotency key is not signed by this project.") from error
+        raise SuspiciousOperation(
+            "The form's idempotency key is not signed by this project."
+        ) from error
     # Keyed with the signature, which no record contains, so that the content can't be guessed from the key.
     digest = hmac.digest(signed.encode(), _content(stated, request), "sha256")
     request.META[header] = f'"{token}-{digest.hex()[:32]}"'
@@ -145,7 +170,9 @@ def _with_messages(redact: Redact | None, response: StoredResponse) -> StoredRes
     storage: Any = getattr(_submitted.get(None), "_messages", None)
     if added := getattr(storage, "_queued_messages", None):
         storage._prepare_messages(added)  # as before they are stored
-        encoded = base64.b64encode(json.dumps(added, cls=MessageEncoder).encode()).decode()
+        encoded = base64.b64encode(
+            json.dumps(added, cls=MessageEncoder).encode()
+        ).decode()
         response = replace(response, headers=(*response.headers, (MESSAGES, encoded)))
     return response if redact is None else redact(response)
 
@@ -155,7 +182,9 @@ def _have_messages_be_text(request: HttpRequest) -> None:
     storage: Any = getattr(request, "_messages", None)
     if storage is not None:
         add = storage.add
-        storage.add = lambda level, message, extra_tags="": add(level, str(message), extra_tags)
+        storage.add = lambda level, message, extra_tags="": add(
+            level, str(message), extra_tags
+        )
 
 
 def _restore_messages(request: HttpRequest, response: HttpResponseBase) -> None:
@@ -163,4 +192,9 @@ def _restore_messages(request: HttpRequest, response: HttpResponseBase) -> None:
     response.headers.pop(MESSAGES, None)
     if encoded and REPLAYED in response.headers and hasattr(request, "_messages"):
         for message in json.loads(base64.b64decode(encoded), cls=MessageDecoder):
-            messages.add_message(request, message.level, message.message, extra_tags=message.extra_tags or "")
+            messages.add_message(
+                request,
+                message.level,
+                message.message,
+                extra_tags=message.extra_tags or "",
+            )

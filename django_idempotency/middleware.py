@@ -54,7 +54,9 @@ class IdempotencyMiddleware:
         return apply_to(self.get_response(request), partial(_private_with_key, request))
 
 
-def _private_with_key(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+def _private_with_key(
+    request: HttpRequest, response: HttpResponseBase
+) -> HttpResponseBase:
     if hasattr(request, SHOWS_KEY):
         patch_cache_control(response, private=True)
     return response
@@ -65,9 +67,16 @@ def _covered(request: HttpRequest, view: View) -> View:
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
-    if ninja.path_view(view) is not None and (own := entry_point_policy(view, request.method)) is not None:
-        return is_keyed(request, resolve(own))  # else Django would open its transactions around the claim
-    return is_keyed(request, conf().policy) and covers(view, request.method, request.path)
+    if (
+        ninja.path_view(view) is not None
+        and (own := entry_point_policy(view, request.method)) is not None
+    ):
+        return is_keyed(
+            request, resolve(own)
+        )  # else Django would open its transactions around the claim
+    return is_keyed(request, conf().policy) and covers(
+        view, request.method, request.path
+    )
 
 
 # --- What it covers --------------------------------------------------------------------------------------------------
@@ -75,7 +84,11 @@ def _covers(request: HttpRequest, view: View) -> bool:
 
 def covers(view: View, method: str | None, path: str) -> bool:
     """Whether the middleware, if it is installed, protects ``view`` at ``path``."""
-    if has_entry_point(view, method) or is_exempt(view, method) or _is_of_the_admin(view):
+    if (
+        has_entry_point(view, method)
+        or is_exempt(view, method)
+        or _is_of_the_admin(view)
+    ):
         return False
     return (exempt := conf().exempt) is None or not exempt.search(path)
 
@@ -84,12 +97,19 @@ def _is_of_the_admin(view: View) -> bool:
     """Whether ``view`` belongs to a site of Django's admin, whose forms send no header."""
     names = ("admin_site", "model_admin", "__self__")
     owners = (getattr(layer, name, None) for layer in layers(view) for name in names)
-    return any(base.__module__.startswith("django.contrib.admin.") for owner in owners for base in type(owner).__mro__)
+    return any(
+        base.__module__.startswith("django.contrib.admin.")
+        for owner in owners
+        for base in type(owner).__mro__
+    )
 
 
 def is_covering() -> bool:
     installed = map(import_string, middleware())
-    return any(isinstance(found, type) and issubclass(found, IdempotencyMiddleware) for found in installed)
+    return any(
+        isinstance(found, type) and issubclass(found, IdempotencyMiddleware)
+        for found in installed
+    )
 
 
 def policy_by_path(view: View, method: str, path: str) -> Policy | None:
@@ -104,7 +124,9 @@ def routes() -> Iterator[tuple[str, Any]]:
     return _routes(get_resolver().url_patterns if has_urls() else [])
 
 
-def _routes(patterns: Iterable[URLPattern | URLResolver], prefix: str = "/") -> Iterator[tuple[str, Any]]:
+def _routes(
+    patterns: Iterable[URLPattern | URLResolver], prefix: str = "/"
+) -> Iterator[tuple[str, Any]]:
     for pattern in patterns:
         route = prefix + str(pattern.pattern).removeprefix("^")
         if isinstance(pattern, URLResolver):

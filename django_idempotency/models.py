@@ -45,13 +45,19 @@ MOVES_BY_DECISION: Mapping[str, tuple[Status, ...]] = {
 }
 
 
-def check_move(before: str, after: str, *, expired: bool = False, decided: bool = False) -> None:
+def check_move(
+    before: str, after: str, *, expired: bool = False, decided: bool = False
+) -> None:
     """Raise ``IllegalMove`` unless a record may move from status ``before`` to ``after``.
 
     ``decided``: the record has no response yet, and an operator has decided on one.
     """
-    legal = MOVES[Status(before)] + (MOVES_BY_DECISION.get(before, ()) if decided else ())
-    if after not in legal and not (expired and before in TERMINAL and after == Status.PROCESSING):
+    legal = MOVES[Status(before)] + (
+        MOVES_BY_DECISION.get(before, ()) if decided else ()
+    )
+    if after not in legal and not (
+        expired and before in TERMINAL and after == Status.PROCESSING
+    ):
         raise IllegalMove(f"A record can't go from {before} to {after}.")
 
 
@@ -91,10 +97,14 @@ class RowLocked(Func):
     def __init__(self) -> None:
         super().__init__(F("id"))
 
-    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(
+        self, compiler: Any, connection: Any, **extra: Any
+    ) -> tuple[str, list[Any]]:
         (column,) = self.get_source_expressions()
         running = "SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND granted"
-        quote = getattr(compiler, "quote_name", None) or compiler.quote_name_unless_alias  # its name before Django 6.1
+        quote = (
+            getattr(compiler, "quote_name", None) or compiler.quote_name_unless_alias
+        )  # its name before Django 6.1
         return f"({quote(column.alias)}.xmax IN ({running}))", []
 
 
@@ -128,7 +138,9 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
 
     def purgeable(self) -> RecordQuerySet:
         """Return those that may be deleted. Records on hold wait for an operator without a time limit."""
-        return self.filter(status__in=TERMINAL, purge_at__lt=DatabaseNow(), on_hold=False)
+        return self.filter(
+            status__in=TERMINAL, purge_at__lt=DatabaseNow(), on_hold=False
+        )
 
     def with_needless_body(self) -> RecordQuerySet:
         """Return those past ``expires_at`` that are kept for audit and still have a body."""
@@ -190,15 +202,25 @@ class IdempotencyRecord(models.Model):
             ("extend_idempotencyrecord", "Can extend the lease of a key"),
         ]
         constraints = [
-            models.CheckConstraint(condition=Q(status__in=Status.values), name="idempotency_record_status"),
-            models.CheckConstraint(condition=Q(mode__in=[*MODES]), name="idempotency_record_mode"),
             models.CheckConstraint(
-                condition=_exactly(Q(status__in=LIVE), names=("token", "locked_at", "locked_until")),
+                condition=Q(status__in=Status.values), name="idempotency_record_status"
+            ),
+            models.CheckConstraint(
+                condition=Q(mode__in=[*MODES]), name="idempotency_record_mode"
+            ),
+            models.CheckConstraint(
+                condition=_exactly(
+                    Q(status__in=LIVE), names=("token", "locked_at", "locked_until")
+                ),
                 name="idempotency_record_claim",
             ),
             models.CheckConstraint(
                 condition=(
-                    Q(status__in=TERMINAL, response_status__isnull=False, response_headers__isnull=False)
+                    Q(
+                        status__in=TERMINAL,
+                        response_status__isnull=False,
+                        response_headers__isnull=False,
+                    )
                     | Q(
                         status__in=[*LIVE, Status.FAILED],
                         response_status__isnull=True,
@@ -209,11 +231,13 @@ class IdempotencyRecord(models.Model):
                 name="idempotency_record_response",
             ),
             models.CheckConstraint(
-                condition=Q(on_hold=False) | Q(status=Status.FAILED, response_status__isnull=True),
+                condition=Q(on_hold=False)
+                | Q(status=Status.FAILED, response_status__isnull=True),
                 name="idempotency_record_on_hold",
             ),
             models.CheckConstraint(
-                condition=Q(attempts__gte=1) & Q(purge_at__gte=F("expires_at")), name="idempotency_record_sane"
+                condition=Q(attempts__gte=1) & Q(purge_at__gte=F("expires_at")),
+                name="idempotency_record_sane",
             ),
         ]
         indexes = [
@@ -223,7 +247,11 @@ class IdempotencyRecord(models.Model):
                 condition=Q(status__in=LIVE) | Q(on_hold=True),
                 name="idempotency_record_reap",
             ),
-            models.Index(fields=["purge_at"], condition=Q(status__in=TERMINAL), name="idempotency_record_purge"),
+            models.Index(
+                fields=["purge_at"],
+                condition=Q(status__in=TERMINAL),
+                name="idempotency_record_purge",
+            ),
             # Empty, and therefore free, unless a policy keeps records for audit after they expire.
             models.Index(
                 fields=["expires_at"],

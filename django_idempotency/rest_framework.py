@@ -8,6 +8,10 @@ first, on replays too. Set the view's policy as ``idempotency_policy``; an actio
 
 from __future__ import annotations
 
-from django_idempotency.http.rest_framework import IdempotencyProblem, IdempotentMixin, ReplayedResponse
+from django_idempotency.http.rest_framework import (
+    IdempotencyProblem,
+    IdempotentMixin,
+    ReplayedResponse,
+)
 
 __all__ = ["IdempotencyProblem", "IdempotentMixin", "ReplayedResponse"]

@@ -7,7 +7,14 @@ from typing import Any
 from celery import shared_task
 from celery.signals import beat_init, worker_process_shutdown
 
-from django_idempotency.maintenance.passes import CLEANUP, DROP_BODIES, PASSES, REAP, Pass, run_pass
+from django_idempotency.maintenance.passes import (
+    CLEANUP,
+    DROP_BODIES,
+    PASSES,
+    REAP,
+    Pass,
+    run_pass,
+)
 
 PREFIX = "django_idempotency."
 
@@ -18,9 +25,18 @@ def beat_schedule(*passes: Pass) -> dict[str, dict[str, Any]]:
 
 
 def _entry(one: Pass) -> dict[str, Any]:
-    limits = {"expires": one.expires, "soft_time_limit": round(0.9 * one.time_limit), "time_limit": one.time_limit}
+    limits = {
+        "expires": one.expires,
+        "soft_time_limit": round(0.9 * one.time_limit),
+        "time_limit": one.time_limit,
+    }
     bound = {} if one.max_seconds is None else {"max_seconds": one.max_seconds}
-    return {"task": f"{PREFIX}{one.name}", "schedule": one.every, "kwargs": bound, "options": limits}
+    return {
+        "task": f"{PREFIX}{one.name}",
+        "schedule": one.every,
+        "kwargs": bound,
+        "options": limits,
+    }
 
 
 BEAT_SCHEDULE = beat_schedule(REAP, CLEANUP)
@@ -40,7 +56,9 @@ def begin_at_once(sender: Any, **_named: Any) -> None:
             entry.last_run_at = entry.schedule.now() - interval
 
 
-@worker_process_shutdown.connect(dispatch_uid="django_idempotency")  # once, if both modules are imported
+@worker_process_shutdown.connect(
+    dispatch_uid="django_idempotency"
+)  # once, if both modules are imported
 def end_background(**_named: Any) -> None:
     """Write the counts that are still in memory: Python calls no exit handlers in a child of the prefork pool."""
     from django_idempotency.engine.background import background

@@ -19,7 +19,13 @@ from django_idempotency.engine import Context
 from django_idempotency.http.placement import idempotency_exempt
 from django_idempotency.http.transactions import take_over_atomic_requests
 from django_idempotency.messages.consumer import Consumer
-from django_idempotency.messages.message import Ack, InFlightElsewhere, Malformed, Message, RetryLater
+from django_idempotency.messages.message import (
+    Ack,
+    InFlightElsewhere,
+    Malformed,
+    Message,
+    RetryLater,
+)
 from django_idempotency.values.policy import Policy
 
 Verify = Callable[[HttpRequest], str]
@@ -43,7 +49,10 @@ def standard_webhook(*secrets: str) -> Verify:
         for webhook in webhooks:
             try:
                 webhook.verify(request.body, dict(request.headers), json_parse=False)
-            except (WebhookVerificationError, ValueError):  # ValueError: malformed signatures and bodies
+            except (
+                WebhookVerificationError,
+                ValueError,
+            ):  # ValueError: malformed signatures and bodies
                 continue
             return request.headers["webhook-id"]
         raise NotVerified
@@ -75,8 +84,12 @@ class WebhookView(View):
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
-        if missing := [name for name in ("source", "verify", "handle") if not hasattr(cls, name)]:
-            raise ImproperlyConfigured(f"{cls.__qualname__} has no {' and no '.join(missing)}: set it on the class.")
+        if missing := [
+            name for name in ("source", "verify", "handle") if not hasattr(cls, name)
+        ]:
+            raise ImproperlyConfigured(
+                f"{cls.__qualname__} has no {' and no '.join(missing)}: set it on the class."
+            )
         retention = resolve(initkwargs.get("policy", cls.policy) or Policy()).retention
         accepts_for = getattr(initkwargs.get("verify", cls.verify), "accepts_for", 0)
         if retention < accepts_for:
@@ -84,22 +97,36 @@ class WebhookView(View):
                 f"{cls.__qualname__}: its retention of {retention:g} s is shorter than the {accepts_for} s for which a "
                 "signature is accepted, so an event could be sent and handled again. Lengthen retention in its policy."
             )
-        return take_over_atomic_requests(idempotency_exempt(super().as_view(**initkwargs)))
+        return take_over_atomic_requests(
+            idempotency_exempt(super().as_view(**initkwargs))
+        )
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         try:
-            verify: Verify = vars(self).get("verify", type(self).verify)  # as_view() may have been given another
+            verify: Verify = vars(self).get(
+                "verify", type(self).verify
+            )  # as_view() may have been given another
             id = verify(request)
         except NotVerified:
             return JsonResponse({"detail": "The signature does not match."}, status=401)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        options: Any = {"policy": self.policy, "max_attempts": self.max_attempts, "sender": type(self)}
+        options: Any = {
+            "policy": self.policy,
+            "max_attempts": self.max_attempts,
+            "sender": type(self),
+        }
         consumer = Consumer("webhooks", self.handle, **options)
-        match delivery := consumer.consume(Message(self.source, id, request.body, headers)):
+        match delivery := consumer.consume(
+            Message(self.source, id, request.body, headers)
+        ):
             case Ack():
                 return HttpResponse(status=200)
             case RetryLater(delay=delay):
                 status = 409 if isinstance(delivery, InFlightElsewhere) else 503
-                return JsonResponse({}, status=status, headers={"Retry-After": str(max(1, math.ceil(delay)))})
+                return JsonResponse(
+                    {},
+                    status=status,
+                    headers={"Retry-After": str(max(1, math.ceil(delay)))},
+                )
         status = 400 if isinstance(delivery, Malformed) else 422
         return JsonResponse({"detail": delivery.reason}, status=status)

@@ -22,9 +22,16 @@ def on_config(config: Any, **_: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Show the whole changelog on its page, which only points to it where the sources are read."""
-    return (ROOT / "CHANGELOG.md").read_text() if page.file.src_uri == "changelog.md" else markdown
+    return (
+        (ROOT / "CHANGELOG.md").read_text()
+        if page.file.src_uri == "changelog.md"
+        else markdown
+    )
 
 
 def on_post_page(output: str, **_: Any) -> str:
     """Let the names in tables break after a dot or an underscore, and nowhere else."""
-    return CELL.sub(lambda cell: NAME.sub(lambda name: BREAK.sub(r"\g<0><wbr>", name[0]), cell[0]), output)
+    return CELL.sub(
+        lambda cell: NAME.sub(lambda name: BREAK.sub(r"\g<0><wbr>", name[0]), cell[0]),
+        output,
+    )

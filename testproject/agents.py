@@ -33,5 +33,7 @@ def charge(amount: int, currency: str, reference: str) -> Charge:
     """Charge the user. Send a key of your own as `idempotencyKey` in `_meta`, and the same one with every retry."""
     user = get_user_model().objects.get(username=username())
     kind = LedgerEntry.Kind.CHARGE
-    entry = LedgerEntry.objects.create(kind=kind, user=user, amount=amount, currency=currency, reference=reference)
+    entry = LedgerEntry.objects.create(
+        kind=kind, user=user, amount=amount, currency=currency, reference=reference
+    )
     return Charge(id=str(entry.id), amount=amount, currency=currency)

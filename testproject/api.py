@@ -85,7 +85,9 @@ class LedgerView(APIView):
         reference = request.query_params.get("reference", "")
         effects = LedgerEntry.objects.filter(reference=reference).count()
         receipts = Receipt.objects.filter(reference=reference).count()
-        return Response({"reference": reference, "effects": effects, "receipts": receipts})
+        return Response(
+            {"reference": reference, "effects": effects, "receipts": receipts}
+        )
 
 
 class GatewayUnavailable(APIException):

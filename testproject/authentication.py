@@ -26,17 +26,23 @@ class SecretKeyAuthentication(TokenAuthentication):
     def authenticate_credentials(self, key: str) -> tuple[Any, Any]:
         if not key.startswith(self.prefix):
             raise AuthenticationFailed("Invalid API Key provided.")
-        return super().authenticate_credentials(f"{key.removeprefix(self.prefix)}-token")
+        return super().authenticate_credentials(
+            f"{key.removeprefix(self.prefix)}-token"
+        )
 
 
 @sync_and_async_middleware
-def token_authentication(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+def token_authentication(
+    get_response: Callable[[HttpRequest], Any],
+) -> Callable[[HttpRequest], Any]:
     if not iscoroutinefunction(get_response):
         return lambda request: _refusal(request) or get_response(request)
     refusal = sync_to_async(_refusal)
 
     async def middleware(request: HttpRequest) -> HttpResponse:
-        return await refusal(request) or await cast("Awaitable[HttpResponse]", get_response(request))
+        return await refusal(request) or await cast(
+            "Awaitable[HttpResponse]", get_response(request)
+        )
 
     return middleware
 
@@ -63,4 +69,6 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
 
 
 def _unauthorized(detail: str) -> HttpResponse:
-    return JsonResponse({"detail": detail}, status=401, headers={"WWW-Authenticate": "Token"})
+    return JsonResponse(
+        {"detail": detail}, status=401, headers={"WWW-Authenticate": "Token"}
+    )

@@ -22,8 +22,13 @@ def publishers(url: str) -> dict[str, Any]:
         case "nats":
             return _default(f"{WINGS}.nats.NATSPublisher", servers=url)
         case "kafka":
-            return _default(f"{WINGS}.kafka.KafkaPublisher", config={"bootstrap.servers": address.netloc})
-    raise ValueError(f"BROKER_URL is {url!r}; it must start with one of {', '.join(PORTS)}.")
+            return _default(
+                f"{WINGS}.kafka.KafkaPublisher",
+                config={"bootstrap.servers": address.netloc},
+            )
+    raise ValueError(
+        f"BROKER_URL is {url!r}; it must start with one of {', '.join(PORTS)}."
+    )
 
 
 def _default(backend: str, **options: Any) -> dict[str, Any]:
@@ -36,7 +41,10 @@ def listens(url: str) -> bool:
     if not address.scheme:
         return False
     try:
-        target = (address.hostname or "127.0.0.1", address.port or PORTS[address.scheme])
+        target = (
+            address.hostname or "127.0.0.1",
+            address.port or PORTS[address.scheme],
+        )
         socket.create_connection(target, timeout=1).close()
     except OSError:
         return False
@@ -69,7 +77,9 @@ async def _delete_stream(url: str, stream: str) -> None:
     import nats
     from nats.js.errors import NotFoundError
 
-    client = await nats.connect(url, connect_timeout=2, allow_reconnect=False, max_reconnect_attempts=1)
+    client = await nats.connect(
+        url, connect_timeout=2, allow_reconnect=False, max_reconnect_attempts=1
+    )
     try:
         await client.jetstream().delete_stream(stream)
     except NotFoundError:

@@ -21,13 +21,19 @@ WEEK = 7 * 24 * 60 * 60
 
 def write_receipt(message: Message, context: Context) -> dict[str, int]:
     charge = json.loads(message.body)
-    return {"receipt": Receipt.objects.create(event=message.id, reference=charge["reference"]).pk}
+    return {
+        "receipt": Receipt.objects.create(
+            event=message.id, reference=charge["reference"]
+        ).pk
+    }
 
 
 def receive(event: Event) -> Delivery:
     """Take an event of the outbox without a broker."""
     return consume(
-        Message(event.topic, str(event.id), event.payload, event.headers), write_receipt, consumer="receipts"
+        Message(event.topic, str(event.id), event.payload, event.headers),
+        write_receipt,
+        consumer="receipts",
     )
 
 
@@ -37,7 +43,9 @@ def receipts() -> Runner[Any]:
     if urlsplit(url).scheme == "nats":
         from django_idempotency.contrib.nats import JetStream
 
-        return JetStream(consumer, url, topic, stream=stream_of(topic), dead_letters=f"{topic}.dead")
+        return JetStream(
+            consumer, url, topic, stream=stream_of(topic), dead_letters=f"{topic}.dead"
+        )
     if urlsplit(url).scheme == "kafka":
         from django_idempotency.contrib.kafka import Kafka
 

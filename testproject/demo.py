@@ -29,7 +29,10 @@ from testproject.interrupts import end_on_signals
 COPIES = 50
 LOG_LINES = 40
 AT_ONCE = 1.0  # seconds that the retry after a crash may take; a lease would be 20
-BROKERS = ("nats://127.0.0.1:4222", "amqp://guest:guest@127.0.0.1:5672//")  # tried if BROKER_URL names none
+BROKERS = (
+    "nats://127.0.0.1:4222",
+    "amqp://guest:guest@127.0.0.1:5672//",
+)  # tried if BROKER_URL names none
 NO_BROKER = (
     "There is no broker here to be told of each charge. Start one, such as nats-server -js or rabbitmq-server; "
     "BROKER_URL names one elsewhere."
@@ -51,10 +54,18 @@ class Api:
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_keepalive_connections=0)
-        self.http = httpx.Client(base_url=url, timeout=30, limits=limits, trust_env=False, verify=False)
+        self.http = httpx.Client(
+            base_url=url, timeout=30, limits=limits, trust_env=False, verify=False
+        )
 
     def charge(
-        self, key: str, *, user: str = "alice", amount: int = 4200, reference: str | None = None, **faults: Any
+        self,
+        key: str,
+        *,
+        user: str = "alice",
+        amount: int = 4200,
+        reference: str | None = None,
+        **faults: Any,
     ) -> httpx.Response:
         return self.http.post(
             "/api/charges/",
@@ -75,7 +86,9 @@ class Api:
 
     def _ledger(self, reference: str) -> dict[str, int]:
         response = self.http.get(
-            "/api/ledger/", params={"reference": reference}, headers={"Authorization": "Token alice-token"}
+            "/api/ledger/",
+            params={"reference": reference},
+            headers={"Authorization": "Token alice-token"},
         )
         return dict(response.raise_for_status().json())
 
@@ -120,7 +133,8 @@ def _duplicates(api: Api, key: str) -> Line:
         responses = Counter(pool.map(copy, range(COPIES)))
     effects = api.effects(key)
     return Line(
-        (responses["201"], effects) == (1, 1) and responses.keys() <= {"201", "201 replayed", "409"},
+        (responses["201"], effects) == (1, 1)
+        and responses.keys() <= {"201", "201 replayed", "409"},
         f"{COPIES} copies at once",
         f"{responses['201']} × 201, {responses['201 replayed']} replayed, {responses['409']} × 409",
         str(effects),
@@ -144,7 +158,8 @@ def _other_user(api: Api, key: str) -> Line:
     hers, his = api.charge(key), api.charge(key, user="bob", reference=f"{key}-bob")
     effects = api.effects(key), api.effects(f"{key}-bob")
     return Line(
-        (label(his), effects) == ("201", (1, 1)) and his.json()["id"] != hers.json()["id"],
+        (label(his), effects) == ("201", (1, 1))
+        and his.json()["id"] != hers.json()["id"],
         "bob sends alice's key",
         label(his),
         f"{effects[0]} + {effects[1]}",
@@ -162,7 +177,9 @@ def _crash(api: Api, key: str) -> Line:
     took = time.monotonic() - started
     effects = api.effects(key)
     return Line(
-        crashed and (before, label(response), effects) == (0, "201", 1) and took < AT_ONCE,
+        crashed
+        and (before, label(response), effects) == (0, "201", 1)
+        and took < AT_ONCE,
         "SIGKILL mid-request, a retry",
         f"none, then {label(response)} in {took:.2f} s",
         f"{before} → {effects}",
@@ -174,11 +191,14 @@ def _receipt(api: Api, key: str, broker: str) -> Line:
     """Get a receipt by way of the outbox, relay, broker and consumer, which run in processes of their own."""
     responses = [label(api.charge(key)) for _time in range(3)]
     began = time.monotonic()
-    while (receipts := api.receipts(key)) == 0 and time.monotonic() - began < TOLD_WITHIN:
+    while (
+        receipts := api.receipts(key)
+    ) == 0 and time.monotonic() - began < TOLD_WITHIN:
         time.sleep(0.02)
     took, effects = time.monotonic() - began, api.effects(key)
     return Line(
-        (responses, effects, receipts) == (["201", "201 replayed", "201 replayed"], 1, 1),
+        (responses, effects, receipts)
+        == (["201", "201 replayed", "201 replayed"], 1, 1),
         f"a charge, told by {urlsplit(broker).scheme}",
         f"its receipt in {took:.2f} s",
         f"{effects} + {receipts}",
@@ -191,7 +211,9 @@ def usable_broker() -> str:
     stated = os.environ.get("BROKER_URL")
     for url in [stated] if stated else BROKERS:
         if brokers.listens(url):
-            with suppress(Exception):  # any client's errors: no permission, no JetStream, not installed
+            with suppress(
+                Exception
+            ):  # any client's errors: no permission, no JetStream, not installed
                 brokers.forget(url, new_key())
                 return url
     return ""
@@ -225,23 +247,38 @@ class Table:
     def head(self, title: str, subtitle: str) -> None:
         self._print(self._paint("1", title))
         self._print(self._paint("2", subtitle) + "\n")
-        self._print("   " + self._paint("2", self._columns("what happens", "response", "effects") + "what it proves"))
+        self._print(
+            "   "
+            + self._paint(
+                "2",
+                self._columns("what happens", "response", "effects") + "what it proves",
+            )
+        )
 
     def line(self, line: Line) -> None:
         mark = self._paint("32", "✓") if line.holds else self._paint("1;31", "✗")
-        self._print(f" {mark} {self._columns(line.scene, line.response, line.effects)}{self._paint('2', line.proves)}")
+        self._print(
+            f" {mark} {self._columns(line.scene, line.response, line.effects)}{self._paint('2', line.proves)}"
+        )
 
     def note(self, text: str) -> None:
         self._print("\n" + self._paint("2", text))
 
     def foot(self, holds: bool) -> None:
         if holds:
-            self._print("\n" + self._paint("1;32", "All of it holds.") + " make serve shows the records in the admin.")
+            self._print(
+                "\n"
+                + self._paint("1;32", "All of it holds.")
+                + " make serve shows the records in the admin."
+            )
         else:
             self._print("\n" + self._paint("1;31", "Not all of it holds."))
 
     def _columns(self, *texts: str) -> str:
-        return "".join(text.ljust(width) + " " for text, width in zip(texts, self.WIDTHS, strict=True))
+        return "".join(
+            text.ljust(width) + " "
+            for text, width in zip(texts, self.WIDTHS, strict=True)
+        )
 
     def _paint(self, code: str, text: str) -> str:
         return f"\033[{code}m{text}\033[0m" if self.coloured else text
@@ -281,7 +318,9 @@ def play(table: Table, log: IO[str]) -> bool:
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
-    os.environ.pop("DATABASE_URL", None)  # always the embedded one, so that the demo touches nobody's data
+    os.environ.pop(
+        "DATABASE_URL", None
+    )  # always the embedded one, so that the demo touches nobody's data
     end_on_signals()
     table = Table(sys.stdout)
     with tempfile.TemporaryFile("w+") as log:

@@ -62,4 +62,7 @@ def _speakable(directory: Path) -> Path:
     """Return a substitute for a directory whose name ``pg_ctl`` would split at spaces."""
     if not any(character in str(directory) for character in " \t\"'$`\\"):
         return directory
-    return Path(tempfile.gettempdir(), "embedded-postgres-" + hashlib.sha256(os.fsencode(directory)).hexdigest()[:12])
+    return Path(
+        tempfile.gettempdir(),
+        "embedded-postgres-" + hashlib.sha256(os.fsencode(directory)).hexdigest()[:12],
+    )

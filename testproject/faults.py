@@ -36,7 +36,10 @@ from testproject.models import LedgerEntry
 
 STORE_STEPS = ("claim", "reassign", "lock", "complete", "fail", "release", "renew")
 STEPS = (*STORE_STEPS, "effect", "commit")
-POINTS = (*(f"{step}.{when}" for step in STEPS for when in ("before", "after")), "respond")
+POINTS = (
+    *(f"{step}.{when}" for step in STEPS for when in ("before", "after")),
+    "respond",
+)
 
 
 class InjectedFault(Exception):
@@ -67,8 +70,14 @@ def _stop(fault: Fault) -> None:
 def _raise(fault: Fault) -> None:
     """Raise an exception of a kind that occurs at that point."""
     _log(fault)
-    kinds = {"commit": OperationalError, "effect": InjectedFault, "respond": InjectedFault}
-    raise kinds.get(fault.at.partition(".")[0], StoreUnavailable)(f"injected at {fault.at}")
+    kinds = {
+        "commit": OperationalError,
+        "effect": InjectedFault,
+        "respond": InjectedFault,
+    }
+    raise kinds.get(fault.at.partition(".")[0], StoreUnavailable)(
+        f"injected at {fault.at}"
+    )
 
 
 def _terminate(fault: Fault) -> None:
@@ -77,7 +86,10 @@ def _terminate(fault: Fault) -> None:
     other = connection.copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+            cursor.execute(
+                "SELECT pg_terminate_backend(%s, 5000)",
+                [connection.connection.info.backend_pid],
+            )
     finally:
         other.close()
     _log(fault)
@@ -109,14 +121,20 @@ def _lock(fault: Fault) -> None:
     _log(fault)
     with connection.cursor() as cursor:
         for lock in fault.locks:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s), pg_sleep(%s)", [lock, fault.ms / 1000])
+            cursor.execute(
+                "SELECT pg_advisory_xact_lock(%s), pg_sleep(%s)",
+                [lock, fault.ms / 1000],
+            )
 
 
 def _survey(fault: Fault) -> None:
     """Read what others are about to write. Under SERIALIZABLE, not all of them can commit."""
     _log(fault)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT sum(amount), pg_sleep(%s) FROM testproject_ledgerentry", [fault.ms / 1000])
+        cursor.execute(
+            "SELECT sum(amount), pg_sleep(%s) FROM testproject_ledgerentry",
+            [fault.ms / 1000],
+        )
 
 
 def _update(fault: Fault) -> None:
@@ -124,13 +142,17 @@ def _update(fault: Fault) -> None:
     _log(fault)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s)", [fault.ms / 1000])
-        cursor.execute("UPDATE auth_user SET last_login = statement_timestamp() WHERE username = 'bob'")
+        cursor.execute(
+            "UPDATE auth_user SET last_login = statement_timestamp() WHERE username = 'bob'"
+        )
 
 
 def _crash(fault: Fault) -> None:
     """Send SIGKILL to the database's process behind this connection. The whole server then crashes and recovers."""
     if settings.FAULTS_MAY_CRASH_DATABASE and connection.connection is not None:
-        with connection.connection.cursor() as cursor:  # a process that answers is sure to have the pid that it tells
+        with (
+            connection.connection.cursor() as cursor
+        ):  # a process that answers is sure to have the pid that it tells
             (pid,) = cursor.execute("SELECT pg_backend_pid()").fetchone()
         _log(fault)
         os.kill(pid, signal.SIGKILL)
@@ -156,7 +178,9 @@ _armed: ContextVar[list[Fault]] = ContextVar("armed")
 _for_heartbeat: list[Fault] = []
 
 
-def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+def faults(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase]:
     """Arm the faults that each request asks for. This has to be the outermost middleware."""
     install()
 
@@ -198,11 +222,17 @@ def install() -> None:
     """Install the points in this process."""
     for step in STORE_STEPS:
         owner = PostgreSQLStore if step in vars(PostgreSQLStore) else DatabaseStore
-        for store in (owner, LockClaimStore) if step in vars(LockClaimStore) else (owner,):
+        for store in (
+            (owner, LockClaimStore) if step in vars(LockClaimStore) else (owner,)
+        ):
             setattr(store, step, _between_points(step, getattr(store, step)))
     BaseDatabaseWrapper._commit = _between_points("commit", BaseDatabaseWrapper._commit)  # type: ignore[attr-defined]
-    pre_save.connect(lambda **_named: reach("effect.before"), sender=LedgerEntry, weak=False)
-    post_save.connect(lambda **_named: reach("effect.after"), sender=LedgerEntry, weak=False)
+    pre_save.connect(
+        lambda **_named: reach("effect.before"), sender=LedgerEntry, weak=False
+    )
+    post_save.connect(
+        lambda **_named: reach("effect.after"), sender=LedgerEntry, weak=False
+    )
     DatabaseErrorWrapper.__exit__ = _logging(DatabaseErrorWrapper.__exit__)  # type: ignore[method-assign]
 
 

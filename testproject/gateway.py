@@ -23,7 +23,9 @@ class Gateway(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, listener: socket.socket) -> None:
-        super().__init__(listener.getsockname(), GatewayHandler, bind_and_activate=False)
+        super().__init__(
+            listener.getsockname(), GatewayHandler, bind_and_activate=False
+        )
         self.socket.close()
         self.socket = listener
         self.lock = Lock()
@@ -37,8 +39,16 @@ class Gateway(ThreadingHTTPServer):
 
     def seen(self, reference: str) -> dict[str, Any]:
         with self.lock:
-            effects = [payout for payout in self.paid.values() if payout.get("reference") == reference]
-            return {"reference": reference, "calls": self.asked.count(reference), "effects": len(effects)}
+            effects = [
+                payout
+                for payout in self.paid.values()
+                if payout.get("reference") == reference
+            ]
+            return {
+                "reference": reference,
+                "calls": self.asked.count(reference),
+                "effects": len(effects),
+            }
 
 
 class GatewayHandler(BaseHTTPRequestHandler):
@@ -50,7 +60,12 @@ class GatewayHandler(BaseHTTPRequestHandler):
         self.answer(201, self.server.pay(key.strip('"'), json.loads(body)))
 
     def do_GET(self) -> None:
-        self.answer(200, self.server.seen(parse_qs(urlsplit(self.path).query).get("reference", [""])[0]))
+        self.answer(
+            200,
+            self.server.seen(
+                parse_qs(urlsplit(self.path).query).get("reference", [""])[0]
+            ),
+        )
 
     def answer(self, status: int, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()

@@ -21,14 +21,23 @@ class GatewayHook(WebhookView):
 
     source = "gateway"
     verify = standard_webhook(SECRET)
-    policy = Policy(retention=24 * 60 * 60)  # longer than a signature is accepted, whatever the settings say
+    policy = Policy(
+        retention=24 * 60 * 60
+    )  # longer than a signature is accepted, whatever the settings say
 
     def handle(self, message: Message, context: Context) -> dict[str, Any]:
         try:
             data = json.loads(message.body)["data"]
-            deposit = {"amount": int(data["amount"]), "reference": str(data["reference"])}
+            deposit = {
+                "amount": int(data["amount"]),
+                "reference": str(data["reference"]),
+            }
         except (ValueError, TypeError, KeyError) as error:
-            raise RejectMessage(f"the event does not have the agreed form: {error!r}") from error
+            raise RejectMessage(
+                f"the event does not have the agreed form: {error!r}"
+            ) from error
         user = get_user_model().objects.get(username="alice")
-        entry = LedgerEntry.objects.create(kind=LedgerEntry.Kind.DEPOSIT, user=user, currency="eur", **deposit)
+        entry = LedgerEntry.objects.create(
+            kind=LedgerEntry.Kind.DEPOSIT, user=user, currency="eur", **deposit
+        )
         return {"id": str(entry.pk)}

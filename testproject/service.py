@@ -48,18 +48,41 @@ def running(
     code: Path | None = None,
 ) -> Iterator[Service]:
     """Run the service on ``port`` (0: a free one) for as long as the context is open; if given, the one in ``code``."""
-    environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **(environ or {})}
+    environ = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "testproject.settings",
+        **(environ or {}),
+    }
     kind = environ.get("WORKER_CLASS", "gthread")
     with ExitStack() as stack:
         # Listen before the servers start: no client has to wait for them, and a taken port is an error at once.
-        listener = stack.enter_context(socket.create_server((settings.HOST, port), backlog=1024))
-        back_door = stack.enter_context(socket.create_server(("127.0.0.1", settings.GATEWAY_PORT)))
+        listener = stack.enter_context(
+            socket.create_server((settings.HOST, port), backlog=1024)
+        )
+        back_door = stack.enter_context(
+            socket.create_server(("127.0.0.1", settings.GATEWAY_PORT))
+        )
         gateway_url = _url(back_door)
-        stack.enter_context(_process(back_door, "-m", "testproject.gateway", f"{back_door.fileno()}", env=environ))
+        stack.enter_context(
+            _process(
+                back_door,
+                "-m",
+                "testproject.gateway",
+                f"{back_door.fileno()}",
+                env=environ,
+            )
+        )
         gunicorn = stack.enter_context(
             _process(
                 listener,
-                *("-m", "gunicorn", "testproject.wsgi", "--bind", f"fd://{listener.fileno()}", "--no-control-socket"),
+                *(
+                    "-m",
+                    "gunicorn",
+                    "testproject.wsgi",
+                    "--bind",
+                    f"fd://{listener.fileno()}",
+                    "--no-control-socket",
+                ),
                 *("--worker-class", kind, "--workers", f"{workers}"),
                 *(("--threads", f"{threads}") if kind == "gthread" else ()),
                 *("--graceful-timeout", "3", "--log-level", "warning"),
@@ -73,8 +96,14 @@ def running(
         # Only the servers hold the sockets now: if they end, a client is refused rather than left waiting.
         listener.close()
         back_door.close()
-        on_broker = (["idempotency_consume", "testproject.consumers.receipts"], ["idempotency_outbox", "relay"])
-        consumer, relay = (stack.enter_context(_on_broker(command, environ, log)) for command in on_broker)
+        on_broker = (
+            ["idempotency_consume", "testproject.consumers.receipts"],
+            ["idempotency_outbox", "relay"],
+        )
+        consumer, relay = (
+            stack.enter_context(_on_broker(command, environ, log))
+            for command in on_broker
+        )
         yield Service(url, gateway_url, gunicorn, relay, consumer)
 
 
@@ -86,12 +115,16 @@ def _on_broker(
     if not brokers.listens(environ.get("BROKER_URL", "")):
         yield None
         return
-    with _process(None, "-m", "testproject", *command, env=environ, stdout=log, stderr=log) as process:
+    with _process(
+        None, "-m", "testproject", *command, env=environ, stdout=log, stderr=log
+    ) as process:
         yield process
 
 
 @contextmanager
-def _process(listener: socket.socket | None, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    listener: socket.socket | None, *arguments: str, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, *arguments],
         pass_fds=[listener.fileno()] if listener else [],

@@ -14,7 +14,9 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 env = Env()
 
 DEBUG = env.bool("DEBUG", default=False)
-SECRET_KEY = env.str("SECRET_KEY", default="not-a-secret: this service moves no real money")
+SECRET_KEY = env.str(
+    "SECRET_KEY", default="not-a-secret: this service moves no real money"
+)
 ALLOWED_HOSTS = ["*"]
 HOST = env.str("HOST", default="127.0.0.1")
 PORT = env.int("PORT", default=8000)
@@ -27,7 +29,11 @@ GATEWAY_URL = env.str("GATEWAY_URL", default=f"http://127.0.0.1:{GATEWAY_PORT}")
 if not env.str("DATABASE_URL", default=""):
     # In the environment, so that every process started from this one shares the cluster.
     os.environ["DATABASE_URL"] = embedded.start(
-        Path(env.str("EMBEDDED_POSTGRES_DIR", default=str(BASE_DIR / ".embedded-postgres")))
+        Path(
+            env.str(
+                "EMBEDDED_POSTGRES_DIR", default=str(BASE_DIR / ".embedded-postgres")
+            )
+        )
     )
 DATABASES = {
     "default": {
@@ -37,7 +43,12 @@ DATABASES = {
     }
 }
 if REDIS_URL := env.str("REDIS_URL", default=""):
-    CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+    CACHES = {
+        "default": {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": REDIS_URL,
+        }
+    }
 # Where events go, and the queue, subject or topic of the events about charges.
 BROKER_URL = env.str("BROKER_URL", default="")
 CHARGE_TOPIC = env.str("CHARGE_TOPIC", default="charge.created")
@@ -76,27 +87,46 @@ if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
 INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
 WORKERS = env.int("WORKERS", default=2)  # processes of make serve
-STORE = env.str("STORE", default="database")  # or "cached", "redis", both at REDIS_URL; or "citus"
+STORE = env.str(
+    "STORE", default="database"
+)  # or "cached", "redis", both at REDIS_URL; or "citus"
 CLAIM = env.str("CLAIM", default="record")  # or "lock": of the views in atomic mode
 STORES = {
     "database": {},
     "cached": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}},
-    "redis": {"redis": {"BACKEND": "django_idempotency.contrib.redis.RedisStore", "OPTIONS": {"url": REDIS_URL}}},
-    "citus": {"default": {"BACKEND": "django_idempotency.contrib.citus.store.CitusStore"}},
+    "redis": {
+        "redis": {
+            "BACKEND": "django_idempotency.contrib.redis.RedisStore",
+            "OPTIONS": {"url": REDIS_URL},
+        }
+    },
+    "citus": {
+        "default": {"BACKEND": "django_idempotency.contrib.citus.store.CitusStore"}
+    },
 }[STORE]
-LEASE_STORE = "redis" if STORE == "redis" else "default"  # of the endpoints in lease mode
+LEASE_STORE = (
+    "redis" if STORE == "redis" else "default"
+)  # of the endpoints in lease mode
 IDEMPOTENCY = {
     "STORES": STORES,
     "ATOMIC": Atomic(claim=CLAIM),
-    "LEASE": Lease(seconds=env.float("LEASE", default=20)),  # short enough to watch a crash in lease mode
+    "LEASE": Lease(
+        seconds=env.float("LEASE", default=20)
+    ),  # short enough to watch a crash in lease mode
     "INSTRUMENTATION": INSTRUMENTATION,
     "METRICS_TOKENS": env.list("METRICS_TOKENS", default=["token-for-prometheus"]),
-    "OUTBOX": {"PUBLISHERS": brokers.publishers(BROKER_URL), "LONGEST_DELAY": 5, "MAX_ATTEMPTS": 1000},
+    "OUTBOX": {
+        "PUBLISHERS": brokers.publishers(BROKER_URL),
+        "LONGEST_DELAY": 5,
+        "MAX_ATTEMPTS": 1000,
+    },
 }
 
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.TokenAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "rest_framework.authentication.TokenAuthentication"
+    ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
 }
@@ -132,5 +162,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    "loggers": {"django.request": {"level": "ERROR"}},  # refused requests are expected here
+    "loggers": {
+        "django.request": {"level": "ERROR"}
+    },  # refused requests are expected here
 }

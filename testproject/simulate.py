@@ -73,7 +73,10 @@ def simulated(operation: Operation) -> Operation:
             response = await operation(request, *args, **kwargs)
         return _reshaped(request, response, faults)
 
-    return cast("Operation", wraps(operation)(faulty_async if iscoroutinefunction(operation) else faulty))
+    return cast(
+        "Operation",
+        wraps(operation)(faulty_async if iscoroutinefunction(operation) else faulty),
+    )
 
 
 def _asked_for(request: Any) -> Faults | HttpResponse:
@@ -83,11 +86,18 @@ def _asked_for(request: Any) -> Faults | HttpResponse:
         faults = json.loads(request.headers.get("X-Simulate", "{}"))
         wrong = [name for name, value in faults.items() if not FAULTS[name](value)]
     except (ValueError, AttributeError, KeyError) as error:
-        return _refused(f"X-Simulate must be a JSON object with some of {', '.join(FAULTS)}: {error!r}")
+        return _refused(
+            f"X-Simulate must be a JSON object with some of {', '.join(FAULTS)}: {error!r}"
+        )
     if wrong:
         return _refused(f"X-Simulate can't do this with {', '.join(wrong)}.")
-    if faults.get("fail_commit") and not connection.features.can_defer_constraint_checks:
-        return _refused(f"X-Simulate: nothing fails at COMMIT on {connection.vendor}, which defers no constraints.")
+    if (
+        faults.get("fail_commit")
+        and not connection.features.can_defer_constraint_checks
+    ):
+        return _refused(
+            f"X-Simulate: nothing fails at COMMIT on {connection.vendor}, which defers no constraints."
+        )
     return dict(faults)
 
 
@@ -117,7 +127,9 @@ def _die_if(killed: bool) -> None:
 def _spoil_commit(instance: LedgerEntry, **_named: Any) -> None:
     """Write an entry of no existing user. Django defers its foreign keys, so that fails only at COMMIT."""
     if _commit_fails.get():
-        LedgerEntry.objects.bulk_create([LedgerEntry(user_id=NOBODY, amount=0, reference=instance.reference)])
+        LedgerEntry.objects.bulk_create(
+            [LedgerEntry(user_id=NOBODY, amount=0, reference=instance.reference)]
+        )
 
 
 def _reshaped(request: Any, response: Any, faults: Faults) -> HttpResponseBase:
@@ -138,7 +150,11 @@ def _reshaped(request: Any, response: Any, faults: Faults) -> HttpResponseBase:
 
 
 def _body(response: Any) -> bytes:
-    return JSONRenderer().render(response.data) if hasattr(response, "data") else response.content
+    return (
+        JSONRenderer().render(response.data)
+        if hasattr(response, "data")
+        else response.content
+    )
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:

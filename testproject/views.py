@@ -32,7 +32,9 @@ def order(request: HttpRequest) -> HttpResponse:
 
 @csrf_exempt
 @require_POST
-@idempotent(mode=Lease(on_crash="retry"), store=getattr(settings, "LEASE_STORE", "default"))
+@idempotent(
+    mode=Lease(on_crash="retry"), store=getattr(settings, "LEASE_STORE", "default")
+)
 async def async_order(request: HttpRequest) -> HttpResponse:
     return await _abook(request, Kind.ORDER)
 
@@ -47,7 +49,9 @@ class OrderForm(forms.Form):
 def new_order(request: HttpRequest) -> HttpResponse:
     form = OrderForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        LedgerEntry.objects.record(kind=Kind.ORDER, user=request.user, currency="eur", **form.cleaned_data)
+        LedgerEntry.objects.record(
+            kind=Kind.ORDER, user=request.user, currency="eur", **form.cleaned_data
+        )
         messages.success(request, f"Ordered {form.cleaned_data['reference']}.")
         return redirect("new-order")
     return render(request, "new_order.html", {"form": form})
@@ -69,12 +73,20 @@ def _book(request: HttpRequest, kind: Kind) -> HttpResponse:
 async def _abook(request: HttpRequest, kind: Kind) -> HttpResponse:
     """Book in no transaction with the key. This may run again after a crash, but a child key keeps it to one entry."""
     context = getattr(request, "idempotency", None)
-    return await sync_to_async(_write)(request, kind, context.child_key("ledger") if context else None)
+    return await sync_to_async(_write)(
+        request, kind, context.child_key("ledger") if context else None
+    )
 
 
-def _write(request: HttpRequest, kind: Kind, operation: str | None = None) -> HttpResponse:
+def _write(
+    request: HttpRequest, kind: Kind, operation: str | None = None
+) -> HttpResponse:
     try:
-        data = json.loads(request.body) if request.content_type == "application/json" else request.POST
+        data = (
+            json.loads(request.body)
+            if request.content_type == "application/json"
+            else request.POST
+        )
     except (ValueError, RecursionError):
         return JsonResponse({"detail": "The body is not JSON."}, status=400)
     serializer = OrderSerializer(data=data)

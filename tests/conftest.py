@@ -24,7 +24,12 @@ from tests.support.databases import create_database, database_url, drop_database
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.private_servers import free_port
 from tests.support.proxy import Proxy, running_proxy
-from tests.support.requirements import REQUIREMENTS, lacking, missing_import, without_extras
+from tests.support.requirements import (
+    REQUIREMENTS,
+    lacking,
+    missing_import,
+    without_extras,
+)
 from tests.support.threads import OtherThread
 
 if TYPE_CHECKING:
@@ -39,9 +44,16 @@ if TYPE_CHECKING:
     from tests.support.views import Caller
 
 IN_CI = os.environ.get("CI") == "true"
-OURS = ("django_idempotency", "testproject")  # labels of the apps, the wings' among them, begin so
-LEFT_OUT = pytest.StashKey[Counter[str]]()  # tests, by the marker whose requirement is not met
-LEFT_OUT_MODULES = pytest.StashKey[list[str]]()  # modules that import what is not installed
+OURS = (
+    "django_idempotency",
+    "testproject",
+)  # labels of the apps, the wings' among them, begin so
+LEFT_OUT = pytest.StashKey[
+    Counter[str]
+]()  # tests, by the marker whose requirement is not met
+LEFT_OUT_MODULES = pytest.StashKey[
+    list[str]
+]()  # modules that import what is not installed
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,13 +65,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after --ignore
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    package = missing_import(collection_path) if collection_path.match("test_*.py") else None
+    package = (
+        missing_import(collection_path) if collection_path.match("test_*.py") else None
+    )
     if package:
-        config.stash[LEFT_OUT_MODULES].append(f"{collection_path.name} (needs {package})")
+        config.stash[LEFT_OUT_MODULES].append(
+            f"{collection_path.name} (needs {package})"
+        )
     return True if package else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -74,16 +92,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Files with slow tests, then the others, the largest first: no worker is left with a long file at the end."""
     tests = Counter(item.path for item in items)
-    slow = {item.path for item in items if {"slow", "exhaustive"} & {mark.name for mark in item.iter_markers()}}
-    return sorted(items, key=lambda item: (item.path not in slow, -tests[item.path], item.path))
+    slow = {
+        item.path
+        for item in items
+        if {"slow", "exhaustive"} & {mark.name for mark in item.iter_markers()}
+    }
+    return sorted(
+        items, key=lambda item: (item.path not in slow, -tests[item.path], item.path)
+    )
 
 
 def _faults_in_ci(config: pytest.Config) -> list[str]:
     """What may not be where every service is and nothing is skipped; one run does without the extras."""
-    missing = [name for name in config.stash[LEFT_OUT] if REQUIREMENTS[name].always_in_ci]
+    missing = [
+        name for name in config.stash[LEFT_OUT] if REQUIREMENTS[name].always_in_ci
+    ]
     missing += [] if without_extras() else config.stash[LEFT_OUT_MODULES]
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    skipped = [report for outcome in ("skipped", "xfailed") for report in reporter.stats.get(outcome, [])]
+    skipped = [
+        report
+        for outcome in ("skipped", "xfailed")
+        for report in reporter.stats.get(outcome, [])
+    ]
     return missing + [f"{len(skipped)} skipped"] * bool(skipped)
 
 
@@ -104,27 +134,38 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         node.config.stash[LEFT_OUT_MODULES] = node.workeroutput["left_out_modules"]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     for name, count in sorted(config.stash[LEFT_OUT].items()):
         wanted = REQUIREMENTS[name]
-        terminalreporter.line(f"left out: {count} × {name} ({wanted.meaning}); to include them: {wanted.remedy}")
+        terminalreporter.line(
+            f"left out: {count} × {name} ({wanted.meaning}); to include them: {wanted.remedy}"
+        )
     for module in sorted(set(config.stash[LEFT_OUT_MODULES])):
         terminalreporter.line(f"left out: {module}")
     if IN_CI and (faults := _faults_in_ci(config)):
-        terminalreporter.line(f"In CI every test has to run, but: {', '.join(faults)}", red=True)
+        terminalreporter.line(
+            f"In CI every test has to run, but: {', '.join(faults)}", red=True
+        )
 
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(
-    django_db_modify_db_settings_parallel_suffix: None, tmp_path_factory: pytest.TempPathFactory
+    django_db_modify_db_settings_parallel_suffix: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """SQLite's test database in a file: the one in memory that threads share has no busy timeout."""
     if connection.vendor == "sqlite":
-        connection.settings_dict["TEST"]["NAME"] = str(tmp_path_factory.mktemp("sqlite") / "test.sqlite3")
+        connection.settings_dict["TEST"]["NAME"] = str(
+            tmp_path_factory.mktemp("sqlite") / "test.sqlite3"
+        )
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+def django_db_setup(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[None]:
     from django_idempotency.maintenance.records import is_sharded
     from django_idempotency.stores.connections import record_database
 
@@ -135,7 +176,9 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
             distributed.distribute()
         if distributed.STORE_WANTED:
             distributed.use_store()
-        is_sharded(record_database())  # each process tries it once: not while a test counts statements
+        is_sharded(
+            record_database()
+        )  # each process tries it once: not while a test counts statements
         yield
         if distributed.WANTED:
             distributed.end_other_sessions()
@@ -144,7 +187,11 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 @pytest.fixture
 def db(request: pytest.FixtureRequest) -> None:
     """pytest-django's, which beside ``transactional_db`` does nothing: its flush would make every permission anew."""
-    request.getfixturevalue("transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper")
+    request.getfixturevalue(
+        "transactional_db"
+        if "transactional_db" in request.fixturenames
+        else "_django_db_helper"
+    )
 
 
 def _empty_tables() -> None:
@@ -152,16 +199,26 @@ def _empty_tables() -> None:
     user = get_user_model()
     models = apps.get_models(include_auto_created=True)
     ours = [each for each in models if each._meta.app_label.startswith(OURS)]
-    theirs = [each for each in models if any(field.related_model is user for field in each._meta.concrete_fields)]
-    tables = dict.fromkeys(each._meta.db_table for each in (*theirs, *ours, user) if each._meta.managed)
+    theirs = [
+        each
+        for each in models
+        if any(field.related_model is user for field in each._meta.concrete_fields)
+    ]
+    tables = dict.fromkeys(
+        each._meta.db_table for each in (*theirs, *ours, user) if each._meta.managed
+    )
     statements = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in tables]
     with connection.cursor() as cursor:
-        for statement in ["; ".join(statements)] if connection.vendor == "postgresql" else statements:
+        for statement in (
+            ["; ".join(statements)] if connection.vendor == "postgresql" else statements
+        ):
             cursor.execute(statement)
 
 
 @pytest.fixture
-def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+def transactional_db(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[None]:
     """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
     with django_db_blocker.unblock():
         yield
@@ -186,7 +243,11 @@ def reference() -> str:
 
 
 @pytest.fixture(params=[True, False], ids=["ATOMIC_REQUESTS", "autocommit"])
-def atomic_requests(request: pytest.FixtureRequest, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> bool:
+def atomic_requests(
+    request: pytest.FixtureRequest,
+    transactional_db: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> bool:
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", request.param)
     return bool(request.param)
 
@@ -210,7 +271,9 @@ def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def server_database(
-    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+    django_db_setup: None,
+    django_db_blocker: DjangoDbBlocker,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     """The URL of the database that the test project's servers share, seeded, beside the test database."""
     from tests.support.servers import prepare_database
@@ -225,7 +288,9 @@ def server_database(
 
 
 @pytest.fixture(scope="session")
-def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    server_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The test project's real server, one for the whole run; don't kill more of it than a worker."""
     from tests.support.servers import running_server
 
@@ -234,12 +299,18 @@ def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="session")
-def lease_server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def lease_server(
+    server_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """Another one on the same database, with every view in lease mode."""
     from tests.support.servers import running_server
 
     directory = tmp_path_factory.mktemp("lease_server")
-    with running_server(server_database, directory, DJANGO_SETTINGS_MODULE="tests.support.settings.lease") as running:
+    with running_server(
+        server_database,
+        directory,
+        DJANGO_SETTINGS_MODULE="tests.support.settings.lease",
+    ) as running:
         yield running
 
 
@@ -263,7 +334,11 @@ def payer(transactional_db: None) -> Iterator[None]:
 def proxy(payer: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Between the connections of this process and its database, for as long as the test lasts."""
     settings = connection.settings_dict
-    plain = {"sslmode": "disable", "gssencmode": "disable"} if connection.vendor == "postgresql" else {}
+    plain = (
+        {"sslmode": "disable", "gssencmode": "disable"}
+        if connection.vendor == "postgresql"
+        else {}
+    )
     with running_proxy(settings) as running, monkeypatch.context() as patch:
         connection.close()
         patch.setitem(settings, "HOST", "127.0.0.1")
@@ -275,24 +350,32 @@ def proxy(payer: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def start_server(server_database: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def start_server(
+    server_database: str, tmp_path: Path
+) -> Iterator[Callable[..., Server]]:
     """Start a server of the test's own: ``start_server(ATOMIC_REQUESTS="1", database_url=…)``; stopped after it."""
     from tests.support.servers import running_server
 
     with ExitStack() as stack:
 
         def start(database_url: str = server_database, **environment: str) -> Server:
-            return stack.enter_context(running_server(database_url, tmp_path, **environment))
+            return stack.enter_context(
+                running_server(database_url, tmp_path, **environment)
+            )
 
         yield start
 
 
 @pytest.fixture(scope="session")
-def pgbouncer(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def pgbouncer(
+    django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
     """PgBouncer in transaction mode before the server under test: from a database's URL or name to its URL there."""
     settings = connection.settings_dict
     with running_pgbouncer(settings, tmp_path_factory.mktemp("pgbouncer")) as port:
-        yield lambda url: database_url(settings, url.rpartition("/")[2], HOST="127.0.0.1", PORT=port)
+        yield lambda url: database_url(
+            settings, url.rpartition("/")[2], HOST="127.0.0.1", PORT=port
+        )
 
 
 @pytest.fixture(scope="session")
@@ -324,7 +407,9 @@ def site(django_db_setup: None) -> Iterator[str]:
     """The URL of the project: threads of this process serve it, static files too, and let nothing inline through."""
     from pytest_django.live_server_helper import LiveServer
 
-    with override_settings(MIDDLEWARE=["tests.support.browser.strict_csp", *settings.MIDDLEWARE]):
+    with override_settings(
+        MIDDLEWARE=["tests.support.browser.strict_csp", *settings.MIDDLEWARE]
+    ):
         server = LiveServer("localhost")
     yield server.url
     server.stop()
@@ -350,7 +435,10 @@ def alice(django_user_model: type[User]) -> Iterator[User]:
 @pytest.fixture
 def lock(request: pytest.FixtureRequest, settings: SettingsWrapper) -> str:
     """How rows that may change owner are locked, with ``row_locks_of_both_kinds``."""
-    store = {"BACKEND": "django_idempotency.stores.DatabaseStore", "OPTIONS": {"row_lock": request.param}}
+    store = {
+        "BACKEND": "django_idempotency.stores.DatabaseStore",
+        "OPTIONS": {"row_lock": request.param},
+    }
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORES": {"default": store}}
     return str(request.param)
 

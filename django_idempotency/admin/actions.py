@@ -25,9 +25,13 @@ from django_idempotency.maintenance.reaper import have_it_watched
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
 
 
-def confirm(model_admin: Any, request: HttpRequest, form: Intervention, records: list[Any]) -> TemplateResponse:
+def confirm(
+    model_admin: Any, request: HttpRequest, form: Intervention, records: list[Any]
+) -> TemplateResponse:
     """Return the page that says what is about to be done, to which records, and to which not."""
-    objections = [(record, objection_to(form.act, record, request.user)) for record in records]
+    objections = [
+        (record, objection_to(form.act, record, request.user)) for record in records
+    ]
     for record, why in objections:
         if why is Refusal.LAPSED:
             have_it_watched(record)
@@ -35,7 +39,10 @@ def confirm(model_admin: Any, request: HttpRequest, form: Intervention, records:
         **model_admin.admin_site.each_context(request),
         "title": form.title,
         "opts": model_admin.opts,
-        "rows": [(record, version(record), advice(record).what, why and why.label) for record, why in objections],
+        "rows": [
+            (record, version(record), advice(record).what, why and why.label)
+            for record, why in objections
+        ],
         "possible": any(why is None for _record, why in objections),
         "form": form,
         "media": model_admin.media,
@@ -52,18 +59,27 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
     if act not in INTERVENTIONS:
         raise Http404
     intervention = INTERVENTIONS[Act(act)]
-    if not (model_admin.has_view_permission(request) and request.user.has_perm(intervention.act.permission)):
+    if not (
+        model_admin.has_view_permission(request)
+        and request.user.has_perm(intervention.act.permission)
+    ):
         raise PermissionDenied
     seen = dict(choice.partition(" ")[::2] for choice in request.POST.getlist("record"))
     form = intervention(request.POST if request.method == "POST" else None)
     if not form.is_valid() or not seen:
         ids = _ids(seen or request.GET.getlist("id"))
-        return confirm(model_admin, request, form, get_list_or_404(model_admin.get_queryset(request), pk__in=ids))
+        return confirm(
+            model_admin,
+            request,
+            form,
+            get_list_or_404(model_admin.get_queryset(request), pk__in=ids),
+        )
     if form.act == Act.RESOLVE and len(seen) > 1:
         raise Http404
     terms = {**form.terms(), "using": database_of(request), "by": request.user}
     outcomes = {
-        id: form.do(id, as_seen=as_seen, **terms) for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
+        id: form.do(id, as_seen=as_seen, **terms)
+        for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
     }
     _tell(model_admin, request, form, outcomes)
     return HttpResponseRedirect(_list(model_admin, request))
@@ -76,22 +92,42 @@ def _ids(texts: Iterable[str]) -> list[UUID]:
         raise Http404 from None
 
 
-def _tell(model_admin: Any, request: HttpRequest, form: Intervention, outcomes: Mapping[UUID, Any]) -> None:
+def _tell(
+    model_admin: Any,
+    request: HttpRequest,
+    form: Intervention,
+    outcomes: Mapping[UUID, Any],
+) -> None:
     done = sum(not isinstance(outcome, Refusal) for outcome in outcomes.values())
     if done:
-        text = ngettext("%(title)s: done for one record.", "%(title)s: done for %(count)d records.", done)
+        text = ngettext(
+            "%(title)s: done for one record.",
+            "%(title)s: done for %(count)d records.",
+            done,
+        )
         messages.success(request, text % {"title": form.title, "count": done})
-    names = {record.pk: str(record) for record in model_admin.get_queryset(request).filter(pk__in=[*outcomes])}
+    names = {
+        record.pk: str(record)
+        for record in model_admin.get_queryset(request).filter(pk__in=[*outcomes])
+    }
     for id, outcome in outcomes.items():
         if isinstance(outcome, Refusal):
             refused = _("{title}: nothing was done to {record}. {why}")
             record = format_html("<bdi>{}</bdi>", names.get(id, id))
-            messages.warning(request, format_html(refused, title=form.title, record=record, why=outcome.label))
+            messages.warning(
+                request,
+                format_html(
+                    refused, title=form.title, record=record, why=outcome.label
+                ),
+            )
 
 
 def _list(model_admin: Any, request: HttpRequest) -> str:
     """Return the URL of the list from which the records were chosen."""
-    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=model_admin.admin_site.name)
+    url = reverse(
+        "admin:django_idempotency_idempotencyrecord_changelist",
+        current_app=model_admin.admin_site.name,
+    )
     return "?".join(filter(None, (url, _filters(request))))
 
 

@@ -28,7 +28,9 @@ class Alarm:
     situation: str = ""
 
 
-_of_wings: Registry[Callable[..., list[Alarm]]] = Registry()  # functions of the alias ``using`` of a database
+_of_wings: Registry[Callable[..., list[Alarm]]] = (
+    Registry()
+)  # functions of the alias ``using`` of a database
 register = _of_wings.register
 
 
@@ -55,14 +57,24 @@ def _of_store(alias: str) -> list[Alarm]:
     except StoreUnavailable as error:
         log(logging.WARNING, "admin", "idempotency admin: %s", cause(error))
         return [Alarm(_("store %(store)s: did not respond") % named)]
-    return [Alarm(_("store %(store)s: %(alarm)s") % {**named, "alarm": alarm.text}) for alarm in found]
+    return [
+        Alarm(_("store %(store)s: %(alarm)s") % {**named, "alarm": alarm.text})
+        for alarm in found
+    ]
 
 
 def alarms_shown(found: Mapping[str, float]) -> list[Alarm]:
     """Return the alarms that are raised, in words. Pure."""
-    texts = {"stuck": _("%(count)s stuck, oldest %(age)s"), "on_hold": _("%(count)s on hold, oldest %(age)s")}
+    texts = {
+        "stuck": _("%(count)s stuck, oldest %(age)s"),
+        "on_hold": _("%(count)s on hold, oldest %(age)s"),
+    }
     return [
-        Alarm(text % {"count": amount(found[name], MOST), "age": age(found[f"{name}_oldest"])}, name)
+        Alarm(
+            text
+            % {"count": amount(found[name], MOST), "age": age(found[f"{name}_oldest"])},
+            name,
+        )
         for name, text in texts.items()
         if found[name]
     ]

@@ -19,7 +19,12 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.admin.pages import PARAMETER, choices, query_of
-from django_idempotency.models import TERMINAL, IdempotencyRecord, RecordQuerySet, Status
+from django_idempotency.models import (
+    TERMINAL,
+    IdempotencyRecord,
+    RecordQuerySet,
+    Status,
+)
 
 Records = QuerySet[IdempotencyRecord]
 
@@ -43,30 +48,42 @@ class Situation:
         """Return the first ``MOST`` of ``rows`` in this situation."""
         rows = self.of(rows)
         column = self.ordering.removeprefix("-")
-        last = rows.order_by(self.ordering).values_list(column, flat=True)[MOST - 1 : MOST].first()
+        last = (
+            rows.order_by(self.ordering)
+            .values_list(column, flat=True)[MOST - 1 : MOST]
+            .first()
+        )
         if last is not None:
-            rows = rows.filter(**{f"{column}__{'lte' if column == self.ordering else 'gte'}": last})
+            rows = rows.filter(
+                **{f"{column}__{'lte' if column == self.ordering else 'gte'}": last}
+            )
         return rows
 
 
 SITUATIONS = {
     "live": Situation(
         title=_("In flight"),
-        help=_("Claimed, but without a response yet; those whose lease ran out first come first."),
+        help=_(
+            "Claimed, but without a response yet; those whose lease ran out first come first."
+        ),
         of=RecordQuerySet.live,
         ordering="locked_until",
         columns=("badge", "since"),
     ),
     "stuck": Situation(
         title=_("Lease ran out"),
-        help=_("In flight, past its lease, and no transaction has its row locked: its owner is gone."),
+        help=_(
+            "In flight, past its lease, and no transaction has its row locked: its owner is gone."
+        ),
         of=RecordQuerySet.abandoned,
         ordering="locked_until",
         columns=("badge", "since"),
     ),
     "on_hold": Situation(
         title=_("On hold"),
-        help=_("It is not known whether these took place. Find out, then allow a retry or resolve them."),
+        help=_(
+            "It is not known whether these took place. Find out, then allow a retry or resolve them."
+        ),
         of=RecordQuerySet.awaiting_operator,
         ordering="updated_at",
         columns=("since", "shown_reason", "attempts"),
@@ -74,7 +91,9 @@ SITUATIONS = {
     "retryable": Situation(
         title=_("Failed, free to retry"),
         help=_("The last run failed, and the next request with the key runs again."),
-        of=lambda rows: rows.filter(status=Status.FAILED, response_status__isnull=True, on_hold=False),
+        of=lambda rows: rows.filter(
+            status=Status.FAILED, response_status__isnull=True, on_hold=False
+        ),
         ordering="-updated_at",
         columns=("since", "shown_reason", "attempts"),
     ),
@@ -129,7 +148,9 @@ class SituationFilter(admin.SimpleListFilter):
     def choices(self, changelist: Any) -> Iterator[Any]:
         chosen = None if changelist.query else self.value() or USUAL
         for name, title in self.lookup_choices:
-            query = changelist.get_query_string({self.parameter_name: name}, ["q", "p", "o"])
+            query = changelist.get_query_string(
+                {self.parameter_name: name}, ["q", "p", "o"]
+            )
             yield {"selected": name == chosen, "query_string": query, "display": title}
 
     def queryset(self, request: HttpRequest, queryset: Records) -> Records:
@@ -145,8 +166,12 @@ class RecordList(ChangeList):
         super().get_results(request)
         # "Show all" would lead to another list: the one that opens first, of the first database.
         self.full_result_count = self.result_count
-        self.whole_list_qs = self.get_query_string(dict.fromkeys([SEARCH_VAR, PAGE_VAR]))
+        self.whole_list_qs = self.get_query_string(
+            dict.fromkeys([SEARCH_VAR, PAGE_VAR])
+        )
         self.database_query = query_of(request)
 
     def url_for_result(self, result: Any) -> str:
-        return "?".join(filter(None, (super().url_for_result(result), self.database_query)))
+        return "?".join(
+            filter(None, (super().url_for_result(result), self.database_query))
+        )

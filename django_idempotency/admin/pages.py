@@ -60,7 +60,11 @@ register = registered.register
 def database_of(request: HttpRequest) -> str:
     """Return the alias that ``?database=`` asks for, or the first database with records."""
     filters = request.POST.get("filters") or request.GET.get("_changelist_filters", "")
-    asked = [request.GET.get(PARAMETER), request.POST.get(PARAMETER), *parse_qs(filters).get(PARAMETER, [])]
+    asked = [
+        request.GET.get(PARAMETER),
+        request.POST.get(PARAMETER),
+        *parse_qs(filters).get(PARAMETER, []),
+    ]
     found = databases()
     return next((alias for alias in asked if alias in found), found[0])
 
@@ -73,7 +77,11 @@ def query_of(request: HttpRequest) -> str:
 def choices(request: HttpRequest) -> list[tuple[str, bool]]:
     """Return each alias, and whether it is the one that is shown; an empty list if there is only one."""
     found = databases()
-    return [(alias, alias == database_of(request)) for alias in found] if len(found) > 1 else []
+    return (
+        [(alias, alias == database_of(request)) for alias in found]
+        if len(found) > 1
+        else []
+    )
 
 
 # --- How long the database may take for a part of a page -------------------------------------------------------------

@@ -37,8 +37,19 @@ from django_idempotency.admin.lists import (
     situation_of,
     term_of,
 )
-from django_idempotency.admin.pages import RESPONSE_BODY, database_of, query_of, readable
-from django_idempotency.maintenance.advice import advice, seconds_of, shown_reason, standing_of, timeline
+from django_idempotency.admin.pages import (
+    RESPONSE_BODY,
+    database_of,
+    query_of,
+    readable,
+)
+from django_idempotency.maintenance.advice import (
+    advice,
+    seconds_of,
+    shown_reason,
+    standing_of,
+    timeline,
+)
 from django_idempotency.maintenance.decision_forms import INTERVENTIONS
 from django_idempotency.maintenance.decisions import Act, Refusal, objection_to
 from django_idempotency.maintenance.formatting import age, amount
@@ -67,14 +78,22 @@ def _intervening(act: Act) -> Any:
     intervention = INTERVENTIONS[act]
 
     @admin.action(description=intervention.title)
-    def action(model_admin: Any, request: HttpRequest, queryset: Records) -> HttpResponse | None:
+    def action(
+        model_admin: Any, request: HttpRequest, queryset: Records
+    ) -> HttpResponse | None:
         # Only the records that were ticked, never all pages: operators are responsible for what they have seen.
-        records = list(queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)))
+        records = list(
+            queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
+        )
         if not records:
-            messages.warning(request, gettext("Your selection is no longer in this list."))
+            messages.warning(
+                request, gettext("Your selection is no longer in this list.")
+            )
             return None
         if act == Act.RESOLVE and len(records) > 1:
-            messages.warning(request, gettext("Choose one record: each has its own response."))
+            messages.warning(
+                request, gettext("Choose one record: each has its own response.")
+            )
             return None
         return confirm(model_admin, request, intervention(), records)
 
@@ -82,7 +101,9 @@ def _intervening(act: Act) -> Any:
     return action
 
 
-def _field(name: Any, show: Callable[[Any], Any], *, ordering: str | None = None) -> Any:
+def _field(
+    name: Any, show: Callable[[Any], Any], *, ordering: str | None = None
+) -> Any:
     @admin.display(description=name, ordering=ordering)
     def shown(_model_admin: Any, record: Any) -> Any:
         return show(record)
@@ -92,7 +113,15 @@ def _field(name: Any, show: Callable[[Any], Any], *, ordering: str | None = None
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
-    list_display = ("shown_key", "badge", "since", "shown_reason", "attempts", "request", "shown_scope")
+    list_display = (
+        "shown_key",
+        "badge",
+        "since",
+        "shown_reason",
+        "attempts",
+        "request",
+        "shown_scope",
+    )
     list_filter = (DatabaseFilter, SituationFilter, "mode")
     list_per_page = 50
     show_full_result_count = False
@@ -106,7 +135,19 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     change_list_template = f"{TEMPLATES}/change_list.html"
     change_form_template = f"{TEMPLATES}/change_form.html"
     fieldsets = (
-        (None, {"fields": ("whole_key", "shown_scope", "badge", "what", "by_itself", "safe")}),
+        (
+            None,
+            {
+                "fields": (
+                    "whole_key",
+                    "shown_scope",
+                    "badge",
+                    "what",
+                    "by_itself",
+                    "safe",
+                )
+            },
+        ),
         (_("Timeline"), {"fields": ("events",)}),
         (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "id")}),
         (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "token")}),
@@ -121,11 +162,15 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> Records:
         """Read from the database that holds the records, never from a replica, which would show stuck ones too late."""
         rows = super().get_queryset(request).using(database_of(request))
-        return rows.annotate(now=DatabaseNow(), locked=RowLocked()).defer("response_body")
+        return rows.annotate(now=DatabaseNow(), locked=RowLocked()).defer(
+            "response_body"
+        )
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         # Otherwise, users who may not see these columns could find out their values bit by bit.
-        hidden = lookup.startswith(("response_body", "response_headers", "token", "fingerprint"))
+        hidden = lookup.startswith(
+            ("response_body", "response_headers", "token", "fingerprint")
+        )
         return not hidden and super().lookup_allowed(lookup, value, request)
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
@@ -140,18 +185,26 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return RecordList
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> Any:
         searched = bool(term_of(request.GET.get("q", "")))
         context = {
             "situation": None if searched else situation_of(request),
             "most": amount(MOST),
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
-            "links": [(f"admin:{page.name}", page.title) for page in pages.registered if page.title],
+            "links": [
+                (f"admin:{page.name}", page.title)
+                for page in pages.registered
+                if page.title
+            ],
         }
         return super().changelist_view(request, context | (extra_context or {}))
 
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Records, bool]:
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[Records, bool]:
         """Search by primary key: one record's, or the range that a raw key maps to. Never look through the table.
 
         If that finds nothing, return what begins with the term in the list that is shown.
@@ -164,7 +217,11 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         with suppress(ValueError):  # it is no id
             if (found := queryset.with_id(UUID(term))).exists():
                 return found, False
-        begins = Q(key__startswith=term) | Q(scope__startswith=term) | Q(path__startswith=term)
+        begins = (
+            Q(key__startswith=term)
+            | Q(scope__startswith=term)
+            | Q(path__startswith=term)
+        )
         return situation_of(request).first(queryset).filter(begins), False
 
     # --- What is shown -------------------------------------------------------------------------------------------
@@ -174,14 +231,24 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     badge = _field(_("status"), lambda record: _badge(record), ordering="status")
     since = _field(_("since"), lambda record: _since(record), ordering="updated_at")
     shown_reason = _field(_("reason"), lambda record: _clamped(shown_reason(record)))
-    request = _field(_("request"), lambda record: _clamped(f"{record.method} {record.path}"), ordering="path")
+    request = _field(
+        _("request"),
+        lambda record: _clamped(f"{record.method} {record.path}"),
+        ordering="path",
+    )
     shown_key = _field(_("key"), lambda record: _clamped(record.key), ordering="key")
-    shown_scope = _field(_("scope"), lambda record: _clamped(record.scope), ordering="scope")
+    shown_scope = _field(
+        _("scope"), lambda record: _clamped(record.scope), ordering="scope"
+    )
     shown_path = _field(_("path"), lambda record: _apart(record.path))
     whole_key = _field(_("key"), lambda record: _apart(record.key))
-    fingerprint_hex = _field(_("fingerprint"), lambda record: bytes(record.fingerprint).hex())
+    fingerprint_hex = _field(
+        _("fingerprint"), lambda record: bytes(record.fingerprint).hex()
+    )
     what = _field(_("what it is"), lambda record: advice(record).what)
-    by_itself = _field(_("what happens by itself"), lambda record: advice(record).by_itself)
+    by_itself = _field(
+        _("what happens by itself"), lambda record: advice(record).by_itself
+    )
     safe = _field(_("safe to do now"), lambda record: advice(record).safe)
 
     @admin.display(description=_("what happened"))
@@ -192,7 +259,11 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     @admin.display(description=_("response headers"))
     def headers(self, record: IdempotencyRecord) -> SafeString:
         response = stored_response(record)
-        headers = [(printable(name), printable(value)) for name, value in response.headers] if response else []
+        headers = (
+            [(printable(name), printable(value)) for name, value in response.headers]
+            if response
+            else []
+        )
         return render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})
 
     @admin.display(description=_("response body"))
@@ -203,13 +274,27 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             shown = readable(response.body, headers.get("content-type", ""))
         return render_to_string(f"{TEMPLATES}/body.html", {"shown": shown})
 
-    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
+    def get_fieldsets(
+        self, request: HttpRequest, obj: IdempotencyRecord | None = None
+    ) -> Any:
         """Leave out the fields that tell this user nothing about this record."""
-        left_out = {name for name, column in SAYS_NOTHING_WITHOUT.items() if not getattr(obj, column, None)}
+        left_out = {
+            name
+            for name, column in SAYS_NOTHING_WITHOUT.items()
+            if not getattr(obj, column, None)
+        }
         if not request.user.has_perm(RESPONSE_BODY):
             left_out |= {"headers", "body", "token", "fingerprint_hex"}
         shown = [
-            (title, {**options, "fields": tuple(name for name in options["fields"] if name not in left_out)})
+            (
+                title,
+                {
+                    **options,
+                    "fields": tuple(
+                        name for name in options["fields"] if name not in left_out
+                    ),
+                },
+            )
             for title, options in self.fieldsets
         ]
         return [(title, options) for title, options in shown if options["fields"]]
@@ -218,15 +303,28 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
         """Leave out the interventions that this user may not make."""
-        forbidden = {f"{act}_records" for act in INTERVENTIONS if not request.user.has_perm(act.permission)}
-        where: Any = {} if action_location is None else {"action_location": action_location}  # since Django 6.1
+        forbidden = {
+            f"{act}_records"
+            for act in INTERVENTIONS
+            if not request.user.has_perm(act.permission)
+        }
+        where: Any = (
+            {} if action_location is None else {"action_location": action_location}
+        )  # since Django 6.1
         found = super().get_actions(request, **where)
         return {name: action for name, action in found.items() if name not in forbidden}
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            *(path(page.route, self._page(page.view), name=page.name) for page in pages.registered),
-            path("intervene/<str:act>/", self._page(intervene), name="django_idempotency_intervene"),
+            *(
+                path(page.route, self._page(page.view), name=page.name)
+                for page in pages.registered
+            ),
+            path(
+                "intervene/<str:act>/",
+                self._page(intervene),
+                name="django_idempotency_intervene",
+            ),
             *super().get_urls(),
         ]
 
@@ -237,7 +335,11 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         return page
 
     def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         record: Any = self.get_object(request, object_id)
         possible = [
@@ -245,15 +347,24 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             for act, intervention in INTERVENTIONS.items()
             if record is not None
             and request.user.has_perm(act.permission)
-            and objection_to(act, record, request.user) in (None, Refusal.LAPSED, Refusal.BUSY)
+            and objection_to(act, record, request.user)
+            in (None, Refusal.LAPSED, Refusal.BUSY)
         ]
         context = {"interventions": possible, "database_query": query_of(request)}
-        return super().change_view(request, object_id, form_url, context | (extra_context or {}))
+        return super().change_view(
+            request, object_id, form_url, context | (extra_context or {})
+        )
 
-    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **options: Any) -> HttpResponse:
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **options: Any
+    ) -> HttpResponse:
         """Write a history entry before a body is shown, so that nobody sees one without an entry."""
         record = context.get("original")
-        if record is not None and request.user.has_perm(RESPONSE_BODY) and record.response_body is not None:
+        if (
+            record is not None
+            and request.user.has_perm(RESPONSE_BODY)
+            and record.response_body is not None
+        ):
             write_entry(record, request.user, VIEWED)
             send(signals.response_viewed, operation_of(record), user=request.user)
         return super().render_change_form(request, context, *args, **options)
@@ -265,7 +376,9 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
 def _clamped(text: str) -> SafeString:
     """Show the first lines of a long text; all of it on hover, and on the record's page."""
     text = printable(text)
-    return format_html('<bdi class="idempotency-clamped" title="{}">{}</bdi>', text, text)
+    return format_html(
+        '<bdi class="idempotency-clamped" title="{}">{}</bdi>', text, text
+    )
 
 
 def _apart(text: str) -> SafeString:
@@ -275,12 +388,20 @@ def _apart(text: str) -> SafeString:
 
 def _badge(record: Any) -> SafeString:
     stands = standing_of(record)
-    text = ", ".join(str(part) for part in (stands.label, record.response_status) if part is not None)
-    return format_html('<span class="idempotency-badge {}">{}</span>', stands.name.lower(), text)
+    text = ", ".join(
+        str(part) for part in (stands.label, record.response_status) if part is not None
+    )
+    return format_html(
+        '<span class="idempotency-badge {}">{}</span>', stands.name.lower(), text
+    )
 
 
 def _since(record: Any) -> SafeString:
     """Return how long a record has been as it is; the time itself on hover."""
     moment = record.locked_at or record.updated_at
     at = in_zone(moment).isoformat(timespec="seconds")
-    return format_html('<time datetime="{at}" title="{at}">{ago}</time>', at=at, ago=age(seconds_of(record)))
+    return format_html(
+        '<time datetime="{at}" title="{at}">{ago}</time>',
+        at=at,
+        ago=age(seconds_of(record)),
+    )

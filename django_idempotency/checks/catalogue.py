@@ -26,13 +26,26 @@ CHECKS = (
     ),
     Check(
         "E002",
-        each("sources", lambda it: isinstance(it.policy.mode, Lease) and it.policy.mode.seconds > it.policy.retention),
+        each(
+            "sources",
+            lambda it: (
+                isinstance(it.policy.mode, Lease)
+                and it.policy.mode.seconds > it.policy.retention
+            ),
+        ),
         "{it}: a lease of {it.policy.mode.seconds:g} s is longer than the retention of {it.policy.retention:g} s.",
         "Shorten the lease or lengthen `retention`.",
     ),
     Check(
         "E002",
-        each("sources", lambda it: 0 <= it.policy.retention - it.policy.mode.seconds < (it.policy.wait or 0)),
+        each(
+            "sources",
+            lambda it: (
+                0
+                <= it.policy.retention - it.policy.mode.seconds
+                < (it.policy.wait or 0)
+            ),
+        ),
         "{it}: the retention of {it.policy.retention:g} s is shorter than the lease and the wait together.",
         "A waiting caller could outlive the response it waits for; lengthen `retention`.",
     ),
@@ -44,13 +57,19 @@ CHECKS = (
     ),
     Check(
         "E004",
-        each("databases", lambda it: it.vendor != "postgresql" and it.claims_by_lock and it.vendor),
+        each(
+            "databases",
+            lambda it: it.vendor != "postgresql" and it.claims_by_lock and it.vendor,
+        ),
         'claim is "lock", but the database {it} is {found}, where claims are made by record.',
         'Leave claim="lock" out of Atomic(…).',
     ),
     Check(
         "E005",
-        each("sources", lambda it: it.policy.scope == "public" and it.policy.store_cookies),
+        each(
+            "sources",
+            lambda it: it.policy.scope == "public" and it.policy.store_cookies,
+        ),
         '{it}: `scope` is "public" and `store_cookies` is on: every caller that sends the key gets the cookies that '
         "were set for its first caller.",
         "Turn off `store_cookies`, or set a scope that tells callers apart.",
@@ -69,14 +88,21 @@ CHECKS = (
     ),
     Check(
         "W008",
-        each("sources", lambda it: it.policy.required and it.policy.anonymous == "ignore"),
+        each(
+            "sources", lambda it: it.policy.required and it.policy.anonymous == "ignore"
+        ),
         '{it}: `required` is on, but with `anonymous` "ignore" a caller without a scope, such as one whose session has '
         "expired, runs unprotected, with or without a key.",
         'Set `anonymous` to "refuse", or turn off `required` if the view is for anonymous callers.',
     ),
     Check(
         "W008",
-        each("settings", lambda it: is_covering() and it.policy.required and it.policy.anonymous is None),
+        each(
+            "settings",
+            lambda it: (
+                is_covering() and it.policy.required and it.policy.anonymous is None
+            ),
+        ),
         "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware covers need no key, and "
         "run unprotected.",
         'Set ANONYMOUS to "refuse", and add the paths of login pages and other forms to EXEMPT_PATHS.',
@@ -151,7 +177,11 @@ CHECKS = (
         "E023",
         each(
             "settings",
-            lambda it: ((name, nearest(name, connections)) for name in it.shards if name not in connections),
+            lambda it: (
+                (name, nearest(name, connections))
+                for name in it.shards
+                if name not in connections
+            ),
         ),
         "SHARDS names the database {found[0]!r}, which is not in DATABASES.",
         "{found[1]}",
@@ -164,14 +194,25 @@ CHECKS = (
     ),
     Check(
         "E023",
-        each("limited", lambda it: it not in caches.settings and nearest(it, caches.settings)),
+        each(
+            "limited",
+            lambda it: it not in caches.settings and nearest(it, caches.settings),
+        ),
         "LIMITS_CACHE is {it!r}, which is not in CACHES: Limits(…) limit nothing.",
         "{found}",
     ),
-    Check("E024", each("sources", causes.why_unfit), "{it}: {found}", "Such requests fail with ImproperlyConfigured."),
+    Check(
+        "E024",
+        each("sources", causes.why_unfit),
+        "{it}: {found}",
+        "Such requests fail with ImproperlyConfigured.",
+    ),
     Check(
         "E025",
-        each("databases", lambda it: it.vendor == "sqlite" and not (debug() or in_test_run())),
+        each(
+            "databases",
+            lambda it: it.vendor == "sqlite" and not (debug() or in_test_run()),
+        ),
         "The idempotency records are in SQLite (database {it}), and DEBUG is off.",
         "SQLite has no row locks, so every request waits for every other; use PostgreSQL or MariaDB.",
     ),
@@ -265,7 +306,10 @@ CHECKS = (
     ),
     Check(
         "W039",
-        each("consumers", lambda it: it.policy.claims_by_lock and not it.of.tells_redeliveries),
+        each(
+            "consumers",
+            lambda it: it.policy.claims_by_lock and not it.of.tells_redeliveries,
+        ),
         "{it}: a message that kills its process is never given up.",
         "Its broker does not report redeliveries, and claims by lock do not count crashes. Set "
         'mode=Atomic(claim="record") in the consumer\'s policy.',

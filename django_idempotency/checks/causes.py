@@ -10,7 +10,13 @@ from typing import Any
 from django.apps import apps
 from django.contrib.auth.mixins import AccessMixin
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, ProgrammingError, connections, router, transaction
+from django.db import (
+    OperationalError,
+    ProgrammingError,
+    connections,
+    router,
+    transaction,
+)
 from django.utils.module_loading import import_string
 
 from django_idempotency import conf
@@ -48,7 +54,10 @@ GUARDS = frozenset(
 )
 METHOD_DECORATOR = "django.utils.decorators"
 # The settings of wings, and the apps that read them.
-WINGS = {"outbox": "django_idempotency.contrib.outbox", "dashboard": "django_idempotency.contrib.dashboard"}
+WINGS = {
+    "outbox": "django_idempotency.contrib.outbox",
+    "dashboard": "django_idempotency.contrib.dashboard",
+}
 UNGUESSABLE = 16  # characters
 # EXPLAIN needs the privilege of the statement, but doesn't run it.
 STATEMENTS = {
@@ -63,19 +72,29 @@ STATEMENTS = {
 
 def is_public_and_guessable(source: Source) -> bool:
     policy = source.policy
-    return policy.scope == "public" and policy.keys.pattern is None and policy.keys.min_length < UNGUESSABLE
+    return (
+        policy.scope == "public"
+        and policy.keys.pattern is None
+        and policy.keys.min_length < UNGUESSABLE
+    )
 
 
 def why_unencrypted(source: Source) -> tuple[str, str] | None:
     """Return why no response can be encrypted, and what comes of it."""
     why, encrypt = lack_of_encryption(), source.policy.body.encrypt
-    effect = "requests with a key get 503" if encrypt == REQUIRE else "no response is stored"
+    effect = (
+        "requests with a key get 503" if encrypt == REQUIRE else "no response is stored"
+    )
     return (why, effect) if why and encrypt else None
 
 
 def lease_outlasts_delivery(consumer: Source) -> bool:
     waits = consumer.of.redelivered_after
-    return isinstance(consumer.policy.mode, Lease) and waits is not None and consumer.policy.mode.seconds >= waits
+    return (
+        isinstance(consumer.policy.mode, Lease)
+        and waits is not None
+        and consumer.policy.mode.seconds >= waits
+    )
 
 
 def settings_of_absent_apps(settings: conf.Conf) -> Iterator[tuple[str, str]]:
@@ -96,12 +115,18 @@ def why_unfit(source: Source) -> str | None:
     """Return why the policy's store can't keep what the policy promises."""
     if why_unusable(source.policy.store):
         return None
-    return configured(source.policy.store).backend.unfit_for(source.policy, source.policy.store)
+    return configured(source.policy.store).backend.unfit_for(
+        source.policy, source.policy.store
+    )
 
 
 def unknown_database(source: Source) -> str | None:
     using = source.policy.using
-    return nearest(using, connections) if isinstance(using, str) and using not in connections else None
+    return (
+        nearest(using, connections)
+        if isinstance(using, str) and using not in connections
+        else None
+    )
 
 
 # --- Views -----------------------------------------------------------------------------------------------------------
@@ -113,7 +138,11 @@ def other_database(view: Source) -> tuple[str, str] | None:
         return None
     records = aliases(view.policy)
     effects = _database_of(getattr(view.of, "model_admin", view.of))
-    return None if effects in (None, *records) else (repr(effects), " and ".join(map(repr, records)))
+    return (
+        None
+        if effects in (None, *records)
+        else (repr(effects), " and ".join(map(repr, records)))
+    )
 
 
 def _database_of(view: Any) -> str | None:
@@ -145,13 +174,20 @@ def revisions_in_a_transaction(_settings: conf.Conf) -> Iterator[str]:
     """Yield django-reversion's middleware, unless a subclass has turned its transaction off."""
     for path in conf.middleware():
         bases = getattr(found := import_string(path), "__mro__", ())
-        if any(base.__module__ == "reversion.middleware" for base in bases) and getattr(found, "atomic", False):
+        if any(base.__module__ == "reversion.middleware" for base in bases) and getattr(
+            found, "atomic", False
+        ):
             yield path
 
 
 def unread_policies(cls: Any) -> Iterator[tuple[str, str]]:
     """Yield the class and each attribute with a policy, if no base of this package has such an attribute."""
-    read = {name for base in cls.__mro__ if base.__module__.startswith(PACKAGE) for name in vars(base)}
+    read = {
+        name
+        for base in cls.__mro__
+        if base.__module__.startswith(PACKAGE)
+        for name in vars(base)
+    }
     for base in cls.__mro__:
         for name, value in vars(base).items():
             if isinstance(value, Policy) and name not in read:
@@ -163,10 +199,22 @@ def unused_handler(cls: Any) -> tuple[str, str] | None:
     handler = next((name for name in UNSAFE if hasattr(cls, name)), None)
     if handler is None or not (hasattr(cls, MARK) or is_covering()):
         return None
-    dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
-    dispatch = next(innermost(each) for each in dispatches if each is not ProtectedClass.dispatch)
-    used = dispatch.__code__.co_names if isinstance(dispatch, FunctionType) else ["getattr"]
-    return None if any(name == "getattr" or hasattr(cls, name) for name in used) else (dotted_name(cls), handler)
+    dispatches = (
+        vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)
+    )
+    dispatch = next(
+        innermost(each) for each in dispatches if each is not ProtectedClass.dispatch
+    )
+    used = (
+        dispatch.__code__.co_names
+        if isinstance(dispatch, FunctionType)
+        else ["getattr"]
+    )
+    return (
+        None
+        if any(name == "getattr" or hasattr(cls, name) for name in used)
+        else (dotted_name(cls), handler)
+    )
 
 
 # --- Guards inside an entry point, which do not run before a replay --------------------------------------------------
@@ -183,29 +231,43 @@ def guards_inside(route: tuple[str, Any]) -> Iterator[tuple[str, str]]:
         return
     parts = list(layers(view))
     covered = not any(map(_is_entry_point, parts))  # by the middleware
-    yield from _after_entry_point(layers(innermost(view)) if covered else parts, dotted_name(view), inside=covered)
+    yield from _after_entry_point(
+        layers(innermost(view)) if covered else parts, dotted_name(view), inside=covered
+    )
 
 
 def _policy(route: str, view: Any) -> Policy | None:
     """Return the policy in force for the view of ``route``; ``None`` if no entry point covers it."""
-    stated = next(filter(None, (entry_point_policy(view, method) for method in UNSAFE)), None)
+    stated = next(
+        filter(None, (entry_point_policy(view, method) for method in UNSAFE)), None
+    )
     if stated is not None:
         return conf.resolve(stated)
     return conf.conf().policy if is_covering() and covers(view, "POST", route) else None
 
 
 def _inside_class(cls: Any, policy: Policy) -> Iterator[tuple[str, str]]:
-    bases = [base for base in cls.__mro__ if "dispatch" in vars(base) and base is not ProtectedClass]
-    dispatch = [part for base in bases for part in (base, *_parts(vars(base)["dispatch"]))]
+    bases = [
+        base
+        for base in cls.__mro__
+        if "dispatch" in vars(base) and base is not ProtectedClass
+    ]
+    dispatch = [
+        part for base in bases for part in (base, *_parts(vars(base)["dispatch"]))
+    ]
     yield from _after_entry_point(dispatch, f"{dotted_name(cls)}.dispatch")
     is_around = hasattr(cls, MARK) or any(map(_is_entry_point, dispatch))
     for method in sorted(policy.methods):
         parts = list(_parts(getattr(cls, method.lower(), None)))
         inside = is_around or (is_covering() and not any(map(_is_entry_point, parts)))
-        yield from _after_entry_point(parts, f"{dotted_name(cls)}.{method.lower()}", inside=inside)
+        yield from _after_entry_point(
+            parts, f"{dotted_name(cls)}.{method.lower()}", inside=inside
+        )
 
 
-def _after_entry_point(parts: Iterable[Any], where: str, *, inside: bool = False) -> Iterator[tuple[str, str]]:
+def _after_entry_point(
+    parts: Iterable[Any], where: str, *, inside: bool = False
+) -> Iterator[tuple[str, str]]:
     """Yield the guards that come after the entry point among ``parts``, which are ordered from the outermost."""
     for part in parts:
         if inside and _module(part) in GUARDS:
@@ -220,7 +282,9 @@ def _parts(method: Any) -> Iterator[Any]:
     for layer in layers(method):
         lists = [part for part in closed_over(layer) if isinstance(part, list | tuple)]
         if lists and _module(layer) == METHOD_DECORATOR:
-            yield from reversed(lists[0])  # the first one is applied first, so it is the innermost
+            yield from reversed(
+                lists[0]
+            )  # the first one is applied first, so it is the innermost
         else:
             yield layer
 
@@ -228,12 +292,18 @@ def _parts(method: Any) -> Iterator[Any]:
 def _is_entry_point(part: Any) -> bool:
     """Whether ``part`` is ``@idempotent``, with or without arguments, or what that has made of a view."""
     made = part.func if isinstance(part, partial) else type(part)
-    return str(getattr(made, "__module__", "")).startswith(PACKAGE) or _module(part).startswith(PACKAGE)
+    return str(getattr(made, "__module__", "")).startswith(PACKAGE) or _module(
+        part
+    ).startswith(PACKAGE)
 
 
 def _module(part: Any) -> str:
     """Return the module in which a function was written; ``functools.wraps`` changes only its ``__module__``."""
-    return str(part.__globals__.get("__name__", "")) if isinstance(part, FunctionType) else ""
+    return (
+        str(part.__globals__.get("__name__", ""))
+        if isinstance(part, FunctionType)
+        else ""
+    )
 
 
 # --- Databases, and the records in them ------------------------------------------------------------------------------
@@ -247,9 +317,14 @@ def lacks_table(database: Database) -> bool:
 def lacks_privileges(database: Database) -> tuple[str, str] | None:
     """Return what the database refuses this role on the table, with its first reason."""
     refused: dict[str, str] = {}
-    for privilege, statement in STATEMENTS.items() if database.vendor != "sqlite" else ():
+    for privilege, statement in (
+        STATEMENTS.items() if database.vendor != "sqlite" else ()
+    ):
         try:
-            with transaction.atomic(using=database.using), database.connection.cursor() as cursor:
+            with (
+                transaction.atomic(using=database.using),
+                database.connection.cursor() as cursor,
+            ):
                 cursor.execute(f"EXPLAIN {statement}")
         except (OperationalError, ProgrammingError) as error:
             refused[privilege] = str(error).partition("\n")[0]
@@ -258,5 +333,8 @@ def lacks_privileges(database: Database) -> tuple[str, str] | None:
 
 def lacks_skip_locked(database: Database) -> bool:
     features = database.connection.features
-    both = features.has_select_for_update_skip_locked and features.has_select_for_update_nowait
+    both = (
+        features.has_select_for_update_skip_locked
+        and features.has_select_for_update_nowait
+    )
     return bool(features.has_select_for_update and not both)

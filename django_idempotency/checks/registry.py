@@ -22,7 +22,9 @@ OPTION = re.compile(r"`\w+`")
 Found = tuple[Any, Any]
 
 
-def each(part: str, finds: Callable[[Any], Any]) -> Callable[[Project], Iterator[Found]]:
+def each(
+    part: str, finds: Callable[[Any], Any]
+) -> Callable[[Project], Iterator[Found]]:
     """Look at each item of a part of the project, such as ``"views"``.
 
     ``finds``: returns what is wrong with an item, or nothing; a generator yields several findings.
@@ -31,7 +33,12 @@ def each(part: str, finds: Callable[[Any], Any]) -> Callable[[Project], Iterator
     def find(project: Project) -> Iterator[Found]:
         for it in getattr(project, part):
             found = finds(it)
-            yield from ((it, one) for one in (found if isinstance(found, Iterator) else [found] if found else []))
+            yield from (
+                (it, one)
+                for one in (
+                    found if isinstance(found, Iterator) else [found] if found else []
+                )
+            )
 
     return find
 
@@ -74,13 +81,19 @@ def register(rows: Sequence[Check], *, label: str, page: str) -> None:
         return
     registered[label] = Table(label, page, rows)
     for database, deploy in product((False, True), repeat=2):
-        together = Table(label, page, [row for row in rows if (row.database, row.deploy) == (database, deploy)])
+        together = Table(
+            label,
+            page,
+            [row for row in rows if (row.database, row.deploy) == (database, deploy)],
+        )
         if together.rows:
             tags = (TAG, Tags.database) if database else (TAG,)
             checks.register(partial(_check, together), *tags, deploy=deploy)
 
 
-def _check(table: Table, databases: Collection[str] | None = None, **_named: object) -> list[CheckMessage]:
+def _check(
+    table: Table, databases: Collection[str] | None = None, **_named: object
+) -> list[CheckMessage]:
     return run(table, Project(databases or ()))
 
 
@@ -90,16 +103,22 @@ def run(table: Table, project: Project) -> list[CheckMessage]:
 
 def _messages(row: Check, table: Table, project: Project) -> Iterator[CheckMessage]:
     seen: set[str] = set()
-    inherited: set[str] = set()  # what views have from the setting is reported once, for the setting
+    inherited: set[str] = (
+        set()
+    )  # what views have from the setting is reported once, for the setting
     for it, found in row.find(project):
-        text, hint = (_written(template, it, found) for template in (row.message, row.hint))
+        text, hint = (
+            _written(template, it, found) for template in (row.message, row.hint)
+        )
         what = text.removeprefix(str(it)).casefold()
         if text in seen or what in inherited:
             continue
         seen.add(text)
         inherited.update([what] if isinstance(it, Source) and it.is_setting else [])
         link = f"{DOCS}/{table.page}/#{row.id.lower()}"
-        yield CheckMessage(LEVELS[row.id[0]], text, f"{hint} See {link}", id=f"{table.label}.{row.id}")
+        yield CheckMessage(
+            LEVELS[row.id[0]], text, f"{hint} See {link}", id=f"{table.label}.{row.id}"
+        )
 
 
 def _written(template: str, it: Any, found: Any) -> str:

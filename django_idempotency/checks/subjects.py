@@ -14,7 +14,12 @@ from django.views import View
 
 from django_idempotency import conf
 from django_idempotency.http import ninja
-from django_idempotency.http.placement import MARK, entry_point_policy, layers, view_class
+from django_idempotency.http.placement import (
+    MARK,
+    entry_point_policy,
+    layers,
+    view_class,
+)
 from django_idempotency.messages.runner import Runner, runner_at
 from django_idempotency.middleware import routes
 from django_idempotency.models import IdempotencyRecord
@@ -97,7 +102,10 @@ class Project:
     @cached_property
     def sources(self) -> list[Source]:
         """The setting, and every view with an entry point of its own."""
-        return [*(Source("The IDEMPOTENCY setting", s.policy) for s in self.settings), *self.views]
+        return [
+            *(Source("The IDEMPOTENCY setting", s.policy) for s in self.settings),
+            *self.views,
+        ]
 
     @cached_property
     def policies(self) -> list[Policy]:
@@ -115,23 +123,46 @@ class Project:
 
     @cached_property
     def views(self) -> list[Source]:
-        stated = (found for _route, callback in self.routes for found in _stated(callback))
-        return [Source(name, conf.resolve(policy), of) for name, policy, of in stated if isinstance(policy, Policy)]
+        stated = (
+            found for _route, callback in self.routes for found in _stated(callback)
+        )
+        return [
+            Source(name, conf.resolve(policy), of)
+            for name, policy, of in stated
+            if isinstance(policy, Policy)
+        ]
 
     @cached_property
     def classes(self) -> list[Any]:
         """The classes behind the views in the URLconf."""
-        return list(dict.fromkeys(cls for _route, view in self.routes if (cls := view_class(view)) is not None))
+        return list(
+            dict.fromkeys(
+                cls
+                for _route, view in self.routes
+                if (cls := view_class(view)) is not None
+            )
+        )
 
     @cached_property
     def runners(self) -> list[tuple[str, Runner[Any] | Exception]]:
         """The runners in ``CONSUMERS``, each with its path; or why there is none."""
-        return [(path, _runner(path)) for settings in self.settings for path in settings.consumers]
+        return [
+            (path, _runner(path))
+            for settings in self.settings
+            for path in settings.consumers
+        ]
 
     @cached_property
     def consumers(self) -> list[Source]:
-        found = ((path, runner) for path, runner in self.runners if isinstance(runner, Runner))
-        return [Source(path, conf.resolve(runner.consumer.policy or Policy()), of=runner) for path, runner in found]
+        found = (
+            (path, runner)
+            for path, runner in self.runners
+            if isinstance(runner, Runner)
+        )
+        return [
+            Source(path, conf.resolve(runner.consumer.policy or Policy()), of=runner)
+            for path, runner in found
+        ]
 
     # --- databases and stores
 
@@ -147,12 +178,18 @@ class Project:
         for policy in filter(is_in_database, self.policies):
             for using in aliases(policy):
                 held.setdefault(using, []).append(policy)
-        return [Database(using, policies) for using, policies in sorted(held.items()) if using in connections]
+        return [
+            Database(using, policies)
+            for using, policies in sorted(held.items())
+            if using in connections
+        ]
 
     @cached_property
     def queried(self) -> list[Database]:
         """The databases that may be queried."""
-        return [database for database in self.databases if database.using in self.may_query]
+        return [
+            database for database in self.databases if database.using in self.may_query
+        ]
 
     @cached_property
     def migrated(self) -> list[Database]:
@@ -162,9 +199,21 @@ class Project:
     @cached_property
     def asked_stores(self) -> list[tuple[str, list[str] | StoreUnavailable]]:
         """The stores in use by name, if servers may be asked; each with its objections, or why it has none."""
-        chosen = [policy for policy in self.policies if policy.store != DEFAULT or conf.conf().stores]
-        stores = {(type(store), store.name): store for policy in chosen for store in _bound(policy)}
-        return [(store.name, _objections(store)) for store in stores.values()] if self.may_query else []
+        chosen = [
+            policy
+            for policy in self.policies
+            if policy.store != DEFAULT or conf.conf().stores
+        ]
+        stores = {
+            (type(store), store.name): store
+            for policy in chosen
+            for store in _bound(policy)
+        }
+        return (
+            [(store.name, _objections(store)) for store in stores.values()]
+            if self.may_query
+            else []
+        )
 
 
 def is_in_database(policy: Policy) -> bool:
@@ -193,21 +242,37 @@ def _objections(store: Store) -> list[str] | StoreUnavailable:
 def _stated(callback: Any) -> Iterator[tuple[str, Policy | None, Any]]:
     """Yield a name and a policy, if there is one, for whatever may have one of its own behind a view."""
     for operation in ninja.operations(callback):
-        yield dotted_name(operation.view_func), entry_point_policy(callback, operation.methods[0]), operation
+        yield (
+            dotted_name(operation.view_func),
+            entry_point_policy(callback, operation.methods[0]),
+            operation,
+        )
     if (cls := view_class(callback)) is None:
         yield dotted_name(callback), entry_point_policy(callback, None), callback
         return
     given = getattr(callback, "initkwargs", {}).get("idempotency_policy")
     for method, name in _handlers(callback, cls).items():
         handler = getattr(cls, name)
-        own = f".{name}" if any(MARK in getattr(layer, "__dict__", ()) for layer in layers(handler)) else ""
+        own = (
+            f".{name}"
+            if any(MARK in getattr(layer, "__dict__", ()) for layer in layers(handler))
+            else ""
+        )
         yield dotted_name(cls) + own, given or entry_point_policy(callback, method), cls
 
 
 def _handlers(callback: Any, cls: type) -> dict[str, str]:
     """Return the names of the class's methods, by the HTTP methods that they handle; ``dispatch`` may handle all."""
-    names = [name for name in View.http_method_names if name != "options" and hasattr(cls, name)]
-    return getattr(callback, "actions", None) or dict(zip(names, names, strict=True)) or {"post": "dispatch"}
+    names = [
+        name
+        for name in View.http_method_names
+        if name != "options" and hasattr(cls, name)
+    ]
+    return (
+        getattr(callback, "actions", None)
+        or dict(zip(names, names, strict=True))
+        or {"post": "dispatch"}
+    )
 
 
 def _runner(path: str) -> Runner[Any] | Exception:

@@ -31,7 +31,12 @@ from django_idempotency.stores.base import Found, Seen, Store
 from django_idempotency.stores.codec import EPOCH, is_encrypted
 from django_idempotency.stores.database import DatabaseOptions, DatabaseStore
 from django_idempotency.stores.postgresql import Receipt
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Operation,
+    Snapshot,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Policy
 from django_idempotency.values.rules import Kept, Seconds, option, seconds, text
 
@@ -40,7 +45,10 @@ T = TypeVar("T")
 VERSION = 1  # of entries: others are as good as none
 PREFIX = "idempotency:"
 MAX_BODY = 64 * 1024  # bytes; responses with a longer body are not cached
-PATIENCE, PAUSE = 0.25, 5.0  # seconds: a cache that takes longer to respond, or fails, is not used for the pause
+PATIENCE, PAUSE = (
+    0.25,
+    5.0,
+)  # seconds: a cache that takes longer to respond, or fails, is not used for the pause
 FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
 
 
@@ -64,7 +72,9 @@ class CacheOptions(DatabaseOptions):
 
 
 _guards: dict[str, CacheGuard] = {}
-_first_schemas: dict[str, tuple[str, ...]] = {}  # by alias: where the first claim of this process looked for the table
+_first_schemas: dict[
+    str, tuple[str, ...]
+] = {}  # by alias: where the first claim of this process looked for the table
 _several_schemas: set[str] = set()
 
 
@@ -78,7 +88,9 @@ class CachedStore(DatabaseStore):
         return CacheOptions(**options)
 
     @classmethod
-    def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
+    def bind(
+        cls, policy: Policy, operation: Operation | None, alias: str, options: Any
+    ) -> Store:
         plain = database_store(policy, operation, options)
         return _behind_a_cache(type(plain))(policy, plain.name, options)
 
@@ -93,7 +105,13 @@ class CachedStore(DatabaseStore):
             cache = caches[options.cache]
             missed = cache.set_many(marks, math.ceil(options.longest)) if marks else []
         except Exception as error:  # a cache may raise anything
-            log(logging.WARNING, "cache_error", "idempotency: the cache %r failed: %s", options.cache, cause(error))
+            log(
+                logging.WARNING,
+                "cache_error",
+                "idempotency: the cache %r failed: %s",
+                options.cache,
+                cause(error),
+            )
             return options.longest
         return options.longest if missed or isinstance(cache, LocMemCache) else 0.0
 
@@ -112,17 +130,29 @@ class CachedStore(DatabaseStore):
     def lookup(self, operation: Operation) -> Snapshot | None:
         return self._cached(operation) or super().lookup(operation)
 
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         written = super().complete(claim, response, failure=failure)
         if written:
-            begun, status = time.monotonic(), Status.FAILED if failure else Status.COMPLETED
+            begun, status = (
+                time.monotonic(),
+                Status.FAILED if failure else Status.COMPLETED,
+            )
             created_at = self.created_at(claim)
             if created_at is None and is_encrypted(response):
                 return written  # it can't be decrypted without the time: a replay will cache it
 
             def keep() -> None:
                 if time.monotonic() - begun < self.options.max_age:
-                    self._keep(claim.operation, status, response, self.policy.retention, created_at, newest=True)
+                    self._keep(
+                        claim.operation,
+                        status,
+                        response,
+                        self.policy.retention,
+                        created_at,
+                        newest=True,
+                    )
 
             transaction.on_commit(keep, using=self.name, robust=True)
         return written
@@ -137,13 +167,24 @@ class CachedStore(DatabaseStore):
 
     def _note(self, schemas: tuple[str, ...]) -> None:
         """Stop using the cache if tenants have a schema each that only the server knows: entries would mix."""
-        if not schemas or _tenant(self.name) is not None or self.name in _several_schemas:
+        if (
+            not schemas
+            or _tenant(self.name) is not None
+            or self.name in _several_schemas
+        ):
             return
         first = _first_schemas.setdefault(self.name, schemas)
         if schemas != first:
             _several_schemas.add(self.name)
             message = "idempotency: the database %r has several schemas (%s; %s), so no cache is used in front of it"
-            log(logging.WARNING, "cache_error", message, self.name, ", ".join(first), ", ".join(schemas))
+            log(
+                logging.WARNING,
+                "cache_error",
+                message,
+                self.name,
+                ", ".join(first),
+                ", ".join(schemas),
+            )
 
     # --- the cache
 
@@ -155,14 +196,19 @@ class CachedStore(DatabaseStore):
         return guard.ask(what, options.cache, patience=PATIENCE, pause=PAUSE)
 
     def _cached(self, operation: Operation) -> Snapshot | None:
-        return _record(self._ask_cache(lambda cache: cache.get(_key(operation.id, self.name))), operation)
+        return _record(
+            self._ask_cache(lambda cache: cache.get(_key(operation.id, self.name))),
+            operation,
+        )
 
     def _keep_record(self, record: Snapshot) -> None:
         if record.response is None or record.status not in TERMINAL:
             return
         operation = Operation(record.scope, record.key, record.fingerprint)
         left = (record.expires_at - record.now).total_seconds()
-        self._keep(operation, Status(record.status), record.response, left, record.created_at)
+        self._keep(
+            operation, Status(record.status), record.response, left, record.created_at
+        )
 
     def _keep(
         self,
@@ -180,7 +226,10 @@ class CachedStore(DatabaseStore):
         """
         if left < 1 or len(response.body or b"") > MAX_BODY:
             return
-        entry = _key(operation.id, self.name), _entry(operation, status, response, created_at or EPOCH)
+        entry = (
+            _key(operation.id, self.name),
+            _entry(operation, status, response, created_at or EPOCH),
+        )
         seconds = int(min(left, self.options.max_age))
         added = self._ask_cache(lambda cache: cache.add(*entry, seconds))
         if newest and added is False:
@@ -202,16 +251,36 @@ def _key(id: UUID, using: str) -> str:
     return f"{PREFIX}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
 
 
-def _entry(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> tuple[Any, ...]:
+def _entry(
+    operation: Operation, status: Status, response: StoredResponse, created_at: datetime
+) -> tuple[Any, ...]:
     request = (operation.scope, operation.key, operation.fingerprint)
-    return (VERSION, *request, created_at, status.value, response.status, response.headers, response.body)
+    return (
+        VERSION,
+        *request,
+        created_at,
+        status.value,
+        response.status,
+        response.headers,
+        response.body,
+    )
 
 
 def _record(entry: object, operation: Operation) -> Snapshot | None:
     """Return an entry as a record; ``None`` unless it is of this version and of the same request."""
     if not isinstance(entry, tuple) or entry[:1] != (VERSION,):
         return None
-    _version, scope, key, fingerprint, created_at, status, response_status, headers, body = entry
+    (
+        _version,
+        scope,
+        key,
+        fingerprint,
+        created_at,
+        status,
+        response_status,
+        headers,
+        body,
+    ) = entry
     if (scope, key) != (operation.scope, operation.key):
         return None
     same = as_recorded(operation, fingerprint)

@@ -29,13 +29,25 @@ from django_idempotency.messages.publisher import (
 from django_idempotency.messages.runner import NotTaken, Runner
 
 CONFIRM = 30.0
-ASK_AFTER, ASK_FOR = 10.0, 2.0  # seconds of silence before the cluster is asked whether it is there, and for its answer
+ASK_AFTER, ASK_FOR = (
+    10.0,
+    2.0,
+)  # seconds of silence before the cluster is asked whether it is there, and for its answer
 LOGGER = logging.getLogger("django_idempotency.kafka")
 Partition = tuple[str, int]
-NEVER = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD}
+NEVER = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+}
 # Not the event's fault. After a fatal error, this producer can send nothing more, but a new one can.
 BROKER_FAULTS = {
-    *(KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._FATAL),
+    *(
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._FATAL,
+    ),
     *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._TIMED_OUT),
 }
 CONNECTING = 5.0  # seconds
@@ -73,22 +85,45 @@ class Kafka(Runner[KafkaMessage]):
         **options: Any,
     ) -> None:
         super().__init__(consumer, batch=batch, **options)
-        self.topics, self.dead_letters, self.identify = list(topics), dead_letters, identify or _identify
-        self.connecting = {"bootstrap.servers": servers, "logger": LOGGER, **(config or {})}
+        self.topics, self.dead_letters, self.identify = (
+            list(topics),
+            dead_letters,
+            identify or _identify,
+        )
+        self.connecting = {
+            "bootstrap.servers": servers,
+            "logger": LOGGER,
+            **(config or {}),
+        }
         self.group = group or consumer.name
         self.client: Any = None
-        self._waiting: dict[Partition, float] = {}  # partitions that are paused, and until when
+        self._waiting: dict[
+            Partition, float
+        ] = {}  # partitions that are paused, and until when
         self._asked = -math.inf
 
     def open(self) -> None:
         self._waiting.clear()
-        ours = {"group.id": self.group, "enable.auto.commit": True, "enable.auto.offset.store": False}
-        consuming = {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 500, **self.connecting, **ours}
+        ours = {
+            "group.id": self.group,
+            "enable.auto.commit": True,
+            "enable.auto.offset.store": False,
+        }
+        consuming = {
+            "auto.offset.reset": "earliest",
+            "auto.commit.interval.ms": 500,
+            **self.connecting,
+            **ours,
+        }
         try:
             self.client = Client(consuming)
-            self.producer = Producer({**self.connecting, "enable.idempotence": True, "acks": "all"})
+            self.producer = Producer(
+                {**self.connecting, "enable.idempotence": True, "acks": "all"}
+            )
         except KafkaException as error:  # neither connects yet
-            raise ImproperlyConfigured(f"librdkafka does not take the configuration: {error.args[0].str()}") from error
+            raise ImproperlyConfigured(
+                f"librdkafka does not take the configuration: {error.args[0].str()}"
+            ) from error
         self.client.subscribe(self.topics, on_revoke=self._revoked)
 
     def _revoked(self, client: Client, partitions: list[TopicPartition]) -> None:
@@ -99,15 +134,25 @@ class Kafka(Runner[KafkaMessage]):
 
     def receive(self, most: int, timeout: float) -> Iterable[KafkaMessage]:
         self._resume_due()
-        first = self.client.poll(timeout)  # consume() would wait until there are as many as it may return
+        first = self.client.poll(
+            timeout
+        )  # consume() would wait until there are as many as it may return
         others = [] if first is None or most == 1 else self.client.consume(most - 1, 0)
-        found = [message for message in (first, *others) if message is not None and _is_one(message)]
+        found = [
+            message
+            for message in (first, *others)
+            if message is not None and _is_one(message)
+        ]
         if found:
             self._asked = time.monotonic()
-        elif time.monotonic() - self._asked > ASK_AFTER:  # librdkafka does not say that the cluster is unreachable
+        elif (
+            time.monotonic() - self._asked > ASK_AFTER
+        ):  # librdkafka does not say that the cluster is unreachable
             self.client.list_topics(self.topics[0], timeout=ASK_FOR)
             self._asked = time.monotonic()
-        return [message for message in found if _partition(message) not in self._waiting]
+        return [
+            message for message in found if _partition(message) not in self._waiting
+        ]
 
     def _resume_due(self) -> None:
         for partition, due in list(self._waiting.items()):
@@ -119,14 +164,23 @@ class Kafka(Runner[KafkaMessage]):
         return _partition(received)
 
     def message(self, received: KafkaMessage) -> Message:
-        headers = {name: value.decode("utf-8", "replace") for name, value in _headers(received)}
-        return Message(str(received.topic()), self.identify(received), received.value() or b"", headers)
+        headers = {
+            name: value.decode("utf-8", "replace") for name, value in _headers(received)
+        }
+        return Message(
+            str(received.topic()),
+            self.identify(received),
+            received.value() or b"",
+            headers,
+        )
 
     def ack(self, received: Sequence[KafkaMessage]) -> None:
         """Store the offset of the last one, unless an earlier message has to wait: the partition stays there then."""
         last = received[-1]
         if _partition(last) not in self._waiting:
-            self.client.store_offsets(offsets=[TopicPartition(*_partition(last), _offset(last) + 1)])
+            self.client.store_offsets(
+                offsets=[TopicPartition(*_partition(last), _offset(last) + 1)]
+            )
 
     def later(self, received: KafkaMessage, delay: float) -> None:
         partition = _partition(received)
@@ -150,7 +204,9 @@ class Kafka(Runner[KafkaMessage]):
     def _produce(self, received: KafkaMessage, headers: dict[str, str]) -> None:
         errors: list[KafkaError | None] = []
         given = _headers(received)
-        first = dict(given).get(ORIGINAL_ID) or _own(received) + _identify(received).encode("utf-8", "surrogateescape")
+        first = dict(given).get(ORIGINAL_ID) or _own(received) + _identify(
+            received
+        ).encode("utf-8", "surrogateescape")
         self.producer.produce(
             self.dead_letters or f"{received.topic()}.dead",
             received.value(),
@@ -160,7 +216,9 @@ class Kafka(Runner[KafkaMessage]):
         )
         self.producer.flush(CONFIRM)
         if errors != [None]:
-            raise KafkaException(errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
+            raise KafkaException(
+                errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT)
+            )
 
     def close(self) -> None:
         if self.client is not None:
@@ -184,8 +242,14 @@ def _is_one(message: KafkaMessage) -> bool:
 
 def _identify(message: KafkaMessage) -> str:
     headers = dict(_headers(message))
-    named = headers.get("ce_id") or headers.get(ORIGINAL_ID, b"").removeprefix(_own(message))
-    return named.decode("utf-8", "surrogateescape") if named else f"{message.partition()}-{message.offset()}"
+    named = headers.get("ce_id") or headers.get(ORIGINAL_ID, b"").removeprefix(
+        _own(message)
+    )
+    return (
+        named.decode("utf-8", "surrogateescape")
+        if named
+        else f"{message.partition()}-{message.offset()}"
+    )
 
 
 def _own(message: KafkaMessage) -> bytes:
@@ -211,8 +275,16 @@ class KafkaPublisher(Publisher):
     ``source``: the CloudEvents attribute ``source``.
     """
 
-    def __init__(self, config: dict[str, Any], *, prefix: str = "", source: str = "/outbox") -> None:
-        self.config = {"linger.ms": 5, "logger": LOGGER, **config, "enable.idempotence": True, "acks": "all"}
+    def __init__(
+        self, config: dict[str, Any], *, prefix: str = "", source: str = "/outbox"
+    ) -> None:
+        self.config = {
+            "linger.ms": 5,
+            "logger": LOGGER,
+            **config,
+            "enable.idempotence": True,
+            "acks": "all",
+        }
         self.prefix = prefix
         self.source = source
         self._producer: Any = None
@@ -248,7 +320,9 @@ class KafkaPublisher(Publisher):
                 yield _outcome(event, error)
             delivered.clear()
 
-    def _produce(self, event: Event, delivered: list[tuple[Event, KafkaError | None]]) -> None:
+    def _produce(
+        self, event: Event, delivered: list[tuple[Event, KafkaError | None]]
+    ) -> None:
         headers = {  # by the Kafka protocol binding of CloudEvents 1.0, in binary content mode
             **event.headers,
             "ce_specversion": "1.0",

@@ -38,10 +38,26 @@ from django_idempotency.messages.message import (
     RetryLater,
 )
 from django_idempotency.messages.results import JSON, NOT_KEPT, PLAIN_JSON
-from django_idempotency.values.exceptions import AnonymousKey, MalformedKey, MissingKey, StoreUnavailable
-from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold, Release, Verdict
+from django_idempotency.values.exceptions import (
+    AnonymousKey,
+    MalformedKey,
+    MissingKey,
+    StoreUnavailable,
+)
+from django_idempotency.values.outcomes import (
+    InFlight,
+    Mismatch,
+    OnHold,
+    Release,
+    Verdict,
+)
 from django_idempotency.values.policy import Policy, is_async
-from django_idempotency.values.problems import MARKED_FAILED, NOT_STORED, Problem, problem
+from django_idempotency.values.problems import (
+    MARKED_FAILED,
+    NOT_STORED,
+    Problem,
+    problem,
+)
 from django_idempotency.values.scopes import CUSTOM
 
 P = ParamSpec("P")
@@ -52,9 +68,7 @@ META_KEY = "idempotencyKey"
 PUBLIC: Literal["public"] = "public"
 MAX_ATTEMPTS = 1_000_000  # the client knows when to give up
 CONTEXT = "mcp_context"
-OTHER_CALL = (
-    "The tool or its arguments differ. Send a retry exactly as it was first sent; use a new key only for another call."
-)
+OTHER_CALL = "The tool or its arguments differ. Send a retry exactly as it was first sent; use a new key only for another call."
 USED = "_django_idempotency_key_used"
 
 
@@ -65,7 +79,11 @@ def idempotent_tool(
     *, scope: Scope | Literal["public"] | None = None, policy: Policy | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def idempotent_tool(
-    function: Any = None, /, *, scope: Scope | Literal["public"] | None = None, policy: Policy | None = None
+    function: Any = None,
+    /,
+    *,
+    scope: Scope | Literal["public"] | None = None,
+    policy: Policy | None = None,
 ) -> Any:
     """Run a tool once for each key: ``@server.tool()`` above ``@idempotent_tool``.
 
@@ -91,9 +109,13 @@ def idempotent_tool(
         )
     tool = _Tool(function, scope, policy or Policy())
     if is_async(function) and resolve(tool.policy).is_atomic:
-        raise ImproperlyConfigured(f'{function!r} is async and in atomic mode; set mode="lease" for it.')
+        raise ImproperlyConfigured(
+            f'{function!r} is async and in atomic mode; set mode="lease" for it.'
+        )
     run = _arun(tool) if is_async(function) else _run(tool)
-    if tool.context_name is None:  # the SDK passes the context to a parameter with its type
+    if (
+        tool.context_name is None
+    ):  # the SDK passes the context to a parameter with its type
         run.__annotations__ = {**function.__annotations__, CONTEXT: Context}
     run.idempotent = True  # type: ignore[attr-defined]
     return run
@@ -105,7 +127,9 @@ def _run(tool: _Tool) -> Callable[..., Any]:
         asked = tool.asked(kwargs)
         if not isinstance(asked, Message):
             return asked or tool.function(*args, **kwargs)
-        consumer = tool.consumer(lambda _message, _context: tool.function(*args, **kwargs))
+        consumer = tool.consumer(
+            lambda _message, _context: tool.function(*args, **kwargs)
+        )
         return _returned(consumer.consume_in_thread(asked))
 
     return run
@@ -121,7 +145,9 @@ def _arun(tool: _Tool) -> Callable[..., Any]:
         async def handle(_message: Message, _context: Any) -> Any:
             return await tool.function(*args, **kwargs)
 
-        with CancelScope(shield=True):  # a client that gives up cancels its call; its retry should find the result
+        with CancelScope(
+            shield=True
+        ):  # a client that gives up cancels its call; its retry should find the result
             await sync_to_async(close_old_connections)()
             return _returned(await tool.consumer(handle).aconsume(asked))
 
@@ -168,7 +194,11 @@ class _Tool:
 
         Removes the context from ``kwargs`` if the function has no parameter for it.
         """
-        context = kwargs.get(self.context_name) if self.context_name else kwargs.pop(CONTEXT, None)
+        context = (
+            kwargs.get(self.context_name)
+            if self.context_name
+            else kwargs.pop(CONTEXT, None)
+        )
         request = _request(context)
         # A task that a run starts may make requests of its own.
         is_part_of_a_run = current_context() is not None and hasattr(request, USED)
@@ -177,9 +207,19 @@ class _Tool:
         meta = request.meta or {}
         key = meta.get(META_KEY)
         if key is None:
-            return _refused(problem(MissingKey())) if resolve(self.policy).required else None
+            return (
+                _refused(problem(MissingKey()))
+                if resolve(self.policy).required
+                else None
+            )
         if not isinstance(key, str) or not key:
-            return _refused(problem(MalformedKey(f"{META_KEY} must be a non-empty string.", never_used=True)))
+            return _refused(
+                problem(
+                    MalformedKey(
+                        f"{META_KEY} must be a non-empty string.", never_used=True
+                    )
+                )
+            )
         scope = self._scope(context)
         if scope is None:
             return _refused(problem(AnonymousKey()))
@@ -195,7 +235,9 @@ class _Tool:
             own = self.scope(context)
             return f"{CUSTOM}{quote(own, safe='')}" if own else None
         token = get_access_token()
-        if token is not None and not token.subject:  # to the SDK, all users of this client would be one principal
+        if (
+            token is not None and not token.subject
+        ):  # to the SDK, all users of this client would be one principal
             return None
         principal = authenticated_principal(context.request_context)
         return None if principal is None else quote(principal, safe='[",]')
@@ -225,7 +267,9 @@ class _ToolConsumer(Consumer):
 
     def verdict_on_result(self, result: Any) -> Verdict | None:
         """Release the key if the tool asks for input: the next round may come under the same key."""
-        return Release(rollback=True) if isinstance(result, InputRequiredResult) else None
+        return (
+            Release(rollback=True) if isinstance(result, InputRequiredResult) else None
+        )
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
         raise error
@@ -254,7 +298,9 @@ def _refused(why: Problem) -> CallToolResult:
         members = why.members(conf().problem_type_base_url) | (
             {} if why.retry_after is None else {"retry_after": why.retry_after}
         )
-    detail = members["detail"].rstrip(".") + "."  # an operator may have written it without a full stop
+    detail = (
+        members["detail"].rstrip(".") + "."
+    )  # an operator may have written it without a full stop
     return _error(f"{members['title']} {detail} {_advice(why)}", problem=members)
 
 
@@ -266,7 +312,9 @@ def _advice(why: Problem) -> str:
 
 
 def _error(text: str, **meta: Any) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text=text)], is_error=True, _meta=meta or None)
+    return CallToolResult(
+        content=[TextContent(text=text)], is_error=True, _meta=meta or None
+    )
 
 
 # --- Results ---------------------------------------------------------------------------------------------------------
@@ -280,18 +328,26 @@ class _Codec:
     def __init__(self, annotation: Any) -> None:
         self.adapter: TypeAdapter[Any] | None = None
         if annotation is not inspect.Signature.empty:
-            with suppress(PydanticUserError, TypeError):  # pydantic does not know the type
+            with suppress(
+                PydanticUserError, TypeError
+            ):  # pydantic does not know the type
                 self.adapter = TypeAdapter(annotation)
 
     def encode(self, result: Any) -> bytes:
         if self.adapter is None:
             return PLAIN_JSON.encode(result)
-        body = self.adapter.dump_json(result, by_alias=False, round_trip=True, warnings="error")
+        body = self.adapter.dump_json(
+            result, by_alias=False, round_trip=True, warnings="error"
+        )
         if self.decode(body) != result:
-            raise TypeError(f"A result of type {type(result).__qualname__} would change in replays; annotate its type.")
+            raise TypeError(
+                f"A result of type {type(result).__qualname__} would change in replays; annotate its type."
+            )
         return body
 
     def decode(self, body: bytes) -> Any:
         if self.adapter is None:
             return PLAIN_JSON.decode(body)
-        return self.adapter.validate_json(body, by_alias=False, by_name=True)  # whatever aliases a model has
+        return self.adapter.validate_json(
+            body, by_alias=False, by_name=True
+        )  # whatever aliases a model has

@@ -74,12 +74,16 @@ class JetStream(Runner[Msg]):
         self._await(self._subscribe())
 
     async def _subscribe(self) -> None:
-        self.client = await nats.connect(self.servers, allow_reconnect=False, error_cb=_ignore)
+        self.client = await nats.connect(
+            self.servers, allow_reconnect=False, error_cb=_ignore
+        )
         self.jetstream = self.client.jetstream()
         try:
             await self.jetstream.stream_info(self.stream)
         except NotFoundError:
-            await self.jetstream.add_stream(name=self.stream, subjects=[self.subject, self.dead_letters])
+            await self.jetstream.add_stream(
+                name=self.stream, subjects=[self.subject, self.dead_letters]
+            )
         config = ConsumerConfig(
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self.redelivered_after,
@@ -88,7 +92,9 @@ class JetStream(Runner[Msg]):
         self.subscription = await self.jetstream.pull_subscribe(
             self.subject, durable=self.durable, stream=self.stream, config=config
         )
-        found = await self.subscription.consumer_info()  # an existing consumer has its own times
+        found = (
+            await self.subscription.consumer_info()
+        )  # an existing consumer has its own times
         self.heartbeat = (found.config.ack_wait or self.redelivered_after) / 3
 
     def _await(self, work: Coroutine[Any, Any, T], timeout: float = 10) -> T:
@@ -98,12 +104,20 @@ class JetStream(Runner[Msg]):
         if not self.client.is_connected:
             raise ConnectionError("NATS closed the connection")
         with suppress(TimeoutError):  # the base class of NATS' own
-            return self._await(self.subscription.fetch(most, timeout=timeout), timeout + 10)
+            return self._await(
+                self.subscription.fetch(most, timeout=timeout), timeout + 10
+            )
         return []
 
     def message(self, received: Msg) -> Message:
         redelivered = received.metadata.num_delivered > 1
-        return Message(self.stream, self.identify(received), received.data, dict(received.headers or {}), redelivered)
+        return Message(
+            self.stream,
+            self.identify(received),
+            received.data,
+            dict(received.headers or {}),
+            redelivered,
+        )
 
     def ack(self, received: Sequence[Msg]) -> None:
         for each in received:
@@ -113,13 +127,27 @@ class JetStream(Runner[Msg]):
         self._await(received.nak(delay=delay))
 
     def dead_letter(self, received: Msg, headers: dict[str, str]) -> None:
-        kept = {name: value for name, value in (received.headers or {}).items() if name != ID}
+        kept = {
+            name: value
+            for name, value in (received.headers or {}).items()
+            if name != ID
+        }
         first = kept.get(ORIGINAL_ID) or _own(received) + _identify(received)
-        sent_headers = {**kept, ORIGINAL_ID: first, **headers}  # by ID, the stream would drop it as a duplicate
+        sent_headers = {
+            **kept,
+            ORIGINAL_ID: first,
+            **headers,
+        }  # by ID, the stream would drop it as a duplicate
         try:
-            self._await(self.jetstream.publish(self.dead_letters, received.data, headers=sent_headers))
+            self._await(
+                self.jetstream.publish(
+                    self.dead_letters, received.data, headers=sent_headers
+                )
+            )
         except NoStreamResponseError as error:
-            raise NotTaken(f"no stream accepts the subject {self.dead_letters}") from error
+            raise NotTaken(
+                f"no stream accepts the subject {self.dead_letters}"
+            ) from error
         except APIError as error:
             raise NotTaken(f"JetStream: {error.description or error.code}") from error
         self._await(received.term())
@@ -162,10 +190,16 @@ class NATSPublisher(Publisher):
     ``servers``: one URL or several. Further options are those of ``nats.connect``.
     """
 
-    def __init__(self, servers: str | Sequence[str], *, prefix: str = "", **options: Any) -> None:
+    def __init__(
+        self, servers: str | Sequence[str], *, prefix: str = "", **options: Any
+    ) -> None:
         self.servers = [servers] if isinstance(servers, str) else list(servers)
         self.prefix = prefix
-        once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
+        once = {
+            "allow_reconnect": False,
+            "max_reconnect_attempts": 1,
+            "reconnect_time_wait": 0.1,
+        }
         self.options = {"connect_timeout": 5, **once, **options}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any = None
@@ -176,10 +210,14 @@ class NATSPublisher(Publisher):
         self.close()
         self._loop = asyncio.new_event_loop()
         try:
-            self._client = self._run(nats.connect(self.servers, error_cb=_ignore, **self.options))
+            self._client = self._run(
+                nats.connect(self.servers, error_cb=_ignore, **self.options)
+            )
         except (TimeoutError, OSError, NATSError) as error:
             self.close()
-            raise PublisherUnavailable(f"NATS: {error or type(error).__name__}") from error
+            raise PublisherUnavailable(
+                f"NATS: {error or type(error).__name__}"
+            ) from error
         self._stream = self._client.jetstream(publish_async_max_pending=100_000)
 
     def _is_alive(self) -> bool:
@@ -204,17 +242,29 @@ class NATSPublisher(Publisher):
         outcomes: list[Outcome] = []
         sent: dict[asyncio.Future[PubAck], Event] = {}
         for event in events:
-            headers = {**event.headers, ID: str(event.id), "Content-Type": event.content_type}
+            headers = {
+                **event.headers,
+                ID: str(event.id),
+                "Content-Type": event.content_type,
+            }
             if event.key:
                 headers["Idempotency-Outbox-Key"] = event.key
             subject = self.prefix + event.topic
             try:
-                sent[await self._stream.publish_async(subject, event.payload, headers=headers)] = event
+                sent[
+                    await self._stream.publish_async(
+                        subject, event.payload, headers=headers
+                    )
+                ] = event
             except (MaxPayloadError, ValueError) as error:
                 outcomes.append(Refused(event, f"NATS: {error}", permanent=True))
         if sent:
             done, late = await asyncio.wait(sent, timeout=timeout)
-            outcomes += [outcome for future in done if (outcome := _outcome(future, sent[future])) is not None]
+            outcomes += [
+                outcome
+                for future in done
+                if (outcome := _outcome(future, sent[future])) is not None
+            ]
             for future in late:
                 future.cancel()
         return outcomes

@@ -12,7 +12,13 @@ from typing import Any
 
 import amqp
 import kombu
-from amqp.exceptions import AccessRefused, AMQPError, MessageNacked, NotFound, PreconditionFailed
+from amqp.exceptions import (
+    AccessRefused,
+    AMQPError,
+    MessageNacked,
+    NotFound,
+    PreconditionFailed,
+)
 from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
 
@@ -32,7 +38,15 @@ from django_idempotency.messages.runner import NotTaken, Runner
 HOUR = 60 * 60
 CONFIRM = 10.0  # seconds for the broker to confirm a message
 # What a copy of a message keeps. The expiration is left out: it would drop the copy from the queue in which it waits.
-PROPERTIES = ("message_id", "correlation_id", "reply_to", "priority", "type", "app_id", "timestamp")
+PROPERTIES = (
+    "message_id",
+    "correlation_id",
+    "reply_to",
+    "priority",
+    "type",
+    "app_id",
+    "timestamp",
+)
 PERSISTENT = 2
 
 
@@ -65,7 +79,9 @@ class RabbitMQ(Runner[kombu.Message]):
         source: str | None = None,
         dead_letters: str | None = None,
         ahead: int | None = None,
-        identify: Callable[[kombu.Message], Any] = lambda received: received.properties.get("message_id"),
+        identify: Callable[[kombu.Message], Any] = lambda received: (
+            received.properties.get("message_id")
+        ),
         **options: Any,
     ) -> None:
         super().__init__(consumer, **options)
@@ -77,8 +93,14 @@ class RabbitMQ(Runner[kombu.Message]):
 
     def open(self) -> None:
         self._received.clear()  # from an earlier connection; they are redelivered
-        callbacks = {"on_blocked": self._hear_blocked, "on_unblocked": self._hear_unblocked}
-        self.connection, self.publishing = self._connection(), self._connection(confirm_publish=True, **callbacks)
+        callbacks = {
+            "on_blocked": self._hear_blocked,
+            "on_unblocked": self._hear_unblocked,
+        }
+        self.connection, self.publishing = (
+            self._connection(),
+            self._connection(confirm_publish=True, **callbacks),
+        )
         self._connect(self.connection)
         self._begin_publishing()
         self._declare(self.dead_letters, {})
@@ -96,7 +118,9 @@ class RabbitMQ(Runner[kombu.Message]):
         return kombu.Connection(self.url, heartbeat=30, transport_options=options)
 
     def _connect(self, connection: kombu.Connection) -> None:
-        connection.ensure_connection(max_retries=max(1, len(connection.alt) - 1))  # each host, but not long
+        connection.ensure_connection(
+            max_retries=max(1, len(connection.alt) - 1)
+        )  # each host, but not long
 
     def _begin_publishing(self) -> None:
         self.publishing.collect()
@@ -115,8 +139,12 @@ class RabbitMQ(Runner[kombu.Message]):
     def receive(self, most: int, timeout: float) -> Iterable[kombu.Message]:
         with suppress(TimeoutError):
             while len(self._received) < most:
-                self.connection.drain_events(timeout=0.001 if self._received else timeout)
-        return [self._received.popleft() for _n in range(min(most, len(self._received)))]
+                self.connection.drain_events(
+                    timeout=0.001 if self._received else timeout
+                )
+        return [
+            self._received.popleft() for _n in range(min(most, len(self._received)))
+        ]
 
     def keep_alive(self) -> None:
         """Hear the broker's heartbeats, and send ours. Each side closes the connection if it misses the other's."""
@@ -126,8 +154,14 @@ class RabbitMQ(Runner[kombu.Message]):
             connection.heartbeat_check()
 
     def message(self, received: kombu.Message) -> Message:
-        headers = {str(name): str(value) for name, value in (received.headers or {}).items()}
-        body = received.body if isinstance(received.body, bytes) else str(received.body).encode()
+        headers = {
+            str(name): str(value) for name, value in (received.headers or {}).items()
+        }
+        body = (
+            received.body
+            if isinstance(received.body, bytes)
+            else str(received.body).encode()
+        )
         redelivered = bool(received.delivery_info.get("redelivered"))
         return Message(self.source, self.identify(received), body, headers, redelivered)
 
@@ -141,20 +175,31 @@ class RabbitMQ(Runner[kombu.Message]):
             "x-message-ttl": seconds * 1000,
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": self.queue,
-            "x-expires": (seconds + HOUR) * 1000,  # counted from the last declaration, which is now
+            "x-expires": (seconds + HOUR)
+            * 1000,  # counted from the last declaration, which is now
         }
         self._move(received, f"{self.queue}.later.{seconds}", {}, arguments)
 
     def dead_letter(self, received: kombu.Message, headers: dict[str, str]) -> None:
         self._move(received, self.dead_letters, headers, {})
 
-    def _move(self, received: kombu.Message, queue: str, headers: dict[str, str], arguments: dict[str, Any]) -> None:
+    def _move(
+        self,
+        received: kombu.Message,
+        queue: str,
+        headers: dict[str, str],
+        arguments: dict[str, Any],
+    ) -> None:
         kept: dict[str, Any] = {
-            name: received.properties[name] for name in PROPERTIES if received.properties.get(name) is not None
+            name: received.properties[name]
+            for name in PROPERTIES
+            if received.properties.get(name) is not None
         }
         if self._is_blocked:
             raise NotTaken("RabbitMQ blocks publishers")
-        if self._is_unconfirmed:  # or else a late confirm of one message would be taken for that of the next
+        if (
+            self._is_unconfirmed
+        ):  # or else a late confirm of one message would be taken for that of the next
             self._begin_publishing()
         self._is_unconfirmed = True
         try:
@@ -167,14 +212,18 @@ class RabbitMQ(Runner[kombu.Message]):
                     content_encoding=received.content_encoding or "binary",
                     headers={**(received.headers or {}), **headers},
                     # As kombu has decompressed the body. If it could not, the body is as it came.
-                    compression=None if received.errors else received.headers.get("compression"),
+                    compression=None
+                    if received.errors
+                    else received.headers.get("compression"),
                     delivery_mode=PERSISTENT,
                     timeout=CONFIRM,
                     confirm_timeout=CONFIRM,
                     **kept,
                 )
         except (TimeoutError, MessageNacked) as error:
-            raise NotTaken(f"RabbitMQ did not confirm it: {error or type(error).__name__}") from error
+            raise NotTaken(
+                f"RabbitMQ did not confirm it: {error or type(error).__name__}"
+            ) from error
         self._is_unconfirmed = False
         received.ack()
 
@@ -188,10 +237,14 @@ class RabbitMQ(Runner[kombu.Message]):
             return self.connection.channel()
         return channel
 
-    def _declare(self, queue: str, arguments: dict[str, Any], *, nowait: bool = False) -> None:
+    def _declare(
+        self, queue: str, arguments: dict[str, Any], *, nowait: bool = False
+    ) -> None:
         """Declare ``queue``. Raises ``ImproperlyConfigured`` for errors that no reconnection would change."""
         with _explained(queue):
-            kombu.Queue(queue, durable=True, queue_arguments=arguments)(self._channel).declare(nowait=nowait)
+            kombu.Queue(queue, durable=True, queue_arguments=arguments)(
+                self._channel
+            ).declare(nowait=nowait)
 
     def close(self) -> None:
         self.publishing.collect()  # a blocked connection would not respond to a goodbye
@@ -238,7 +291,10 @@ class RabbitMQPublisher(Publisher):
             return
         self._blocked = None
         self._connection = kombu.Connection(self.url, connect_timeout=5, **self.options)
-        self._connection.transport_options = {"on_blocked": self._hear_blocked, "on_unblocked": self._hear_unblocked}
+        self._connection.transport_options = {
+            "on_blocked": self._hear_blocked,
+            "on_unblocked": self._hear_unblocked,
+        }
         try:
             self._confirms = _Confirms(self._connection.channel())
         except (OSError, AMQPError) as error:
@@ -250,7 +306,9 @@ class RabbitMQPublisher(Publisher):
         deadline = time.monotonic() + timeout
         try:
             self._confirms.publish(events, self.exchange)
-            while self._confirms.outstanding and (left := deadline - time.monotonic()) > 0:
+            while (
+                self._confirms.outstanding and (left := deadline - time.monotonic()) > 0
+            ):
                 with suppress(TimeoutError):
                     self._confirms.channel.connection.drain_events(timeout=left)
                 yield from self._confirms.settled()
@@ -292,7 +350,12 @@ class _Confirms:
             for event in events:
                 self._last_tag += 1
                 self.outstanding[self._last_tag] = event
-                self.channel.basic_publish(_message(event), exchange=exchange, routing_key=event.topic, mandatory=True)
+                self.channel.basic_publish(
+                    _message(event),
+                    exchange=exchange,
+                    routing_key=event.topic,
+                    mandatory=True,
+                )
 
     def settled(self) -> list[Outcome]:
         settled, self._settled = self._settled, []
@@ -301,20 +364,33 @@ class _Confirms:
     def _ack(self, tag: int, multiple: bool) -> None:
         for event in self._answered(tag, multiple):
             reason = self._returned.pop(str(event.id), None)
-            self._settled.append(Confirmed(event) if reason is None else Refused(event, reason))
+            self._settled.append(
+                Confirmed(event) if reason is None else Refused(event, reason)
+            )
 
     def _nack(self, tag: int, multiple: bool) -> None:
-        self._settled += [Refused(event, "RabbitMQ refused it (nack)") for event in self._answered(tag, multiple)]
+        self._settled += [
+            Refused(event, "RabbitMQ refused it (nack)")
+            for event in self._answered(tag, multiple)
+        ]
 
-    def _return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+    def _return(
+        self, error: Exception, exchange: str, routing_key: str, message: Any
+    ) -> None:
         """Note why a message was returned. The broker acknowledges it too, afterwards."""
-        self._returned[message.properties["message_id"]] = f"no queue accepts it: {_words(error)}"
+        self._returned[message.properties["message_id"]] = (
+            f"no queue accepts it: {_words(error)}"
+        )
 
     def _answered(self, tag: int, multiple: bool) -> list[Event]:
         tags = range(self._oldest_tag, tag + 1) if multiple else (tag,)
         if multiple:
             self._oldest_tag = tag + 1
-        return [event for number in tags if (event := self.outstanding.pop(number, None)) is not None]
+        return [
+            event
+            for number in tags
+            if (event := self.outstanding.pop(number, None)) is not None
+        ]
 
 
 @contextmanager

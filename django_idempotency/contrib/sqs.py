@@ -26,7 +26,9 @@ from django_idempotency.messages.publisher import (
 )
 from django_idempotency.messages.runner import NotTaken, Runner
 
-LONGEST_DELAY = 12 * 60 * 60 - 60  # seconds; a message is invisible for at most twelve hours after it was received
+LONGEST_DELAY = (
+    12 * 60 * 60 - 60
+)  # seconds; a message is invisible for at most twelve hours after it was received
 MOST = 10  # messages in one call
 MOST_ATTRIBUTES = 10
 EVENT_ID, ENCODING = "event-id", "content-encoding"
@@ -36,7 +38,12 @@ CALL_BYTES = 250_000  # SQS takes 262,144; this leaves room for attributes
 # Credentials that have expired, are unknown, or don't fit the clock.
 # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 CREDENTIALS = {
-    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
+    *(
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "UnrecognizedClientException",
+    ),
     *("SignatureDoesNotMatch", "InvalidSignatureException", "RequestExpired"),
 }
 _NOT_TAKEN = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
@@ -56,7 +63,11 @@ class SQS(Runner[Received]):
     """
 
     tells_redeliveries = True
-    broken = (BotoCoreError, ClientError, OSError)  # SQS reports throttling and its own faults as ClientError
+    broken = (
+        BotoCoreError,
+        ClientError,
+        OSError,
+    )  # SQS reports throttling and its own faults as ClientError
 
     def __init__(
         self,
@@ -70,9 +81,17 @@ class SQS(Runner[Received]):
         **options: Any,
     ) -> None:
         super().__init__(consumer, **options)
-        self.queue_url, self.dead_letters, self._client = queue_url, dead_letters, client
+        self.queue_url, self.dead_letters, self._client = (
+            queue_url,
+            dead_letters,
+            client,
+        )
         self.identify = identify or _identify
-        self.visibility, self.redelivered_after, self.heartbeat = visibility, float(visibility), visibility / 3
+        self.visibility, self.redelivered_after, self.heartbeat = (
+            visibility,
+            float(visibility),
+            visibility / 3,
+        )
 
     def open(self) -> None:
         self.client = self._client or boto3.client("sqs")
@@ -97,13 +116,18 @@ class SQS(Runner[Received]):
         headers = _attributes(received)
         redelivered = int(received["Attributes"]["ApproximateReceiveCount"]) > 1
         body = _body(received["Body"], headers)
-        return Message(self.queue_url, self.identify(received), body, headers, redelivered)
+        return Message(
+            self.queue_url, self.identify(received), body, headers, redelivered
+        )
 
     def ack(self, received: Sequence[Received]) -> None:
         """Delete the messages. One that SQS does not delete is redelivered, and is ``AlreadyDone``."""
         for start in range(0, len(received), MOST):
             handles = [each["ReceiptHandle"] for each in received[start : start + MOST]]
-            entries = [{"Id": str(number), "ReceiptHandle": handle} for number, handle in enumerate(handles)]
+            entries = [
+                {"Id": str(number), "ReceiptHandle": handle}
+                for number, handle in enumerate(handles)
+            ]
             self.client.delete_message_batch(QueueUrl=self.queue_url, Entries=entries)
 
     def lane(self, received: Received) -> Hashable:
@@ -120,16 +144,32 @@ class SQS(Runner[Received]):
             self._hide(received, self.visibility)
             return
         group = self.lane(received)
-        ordered = {"MessageGroupId": group, "MessageDeduplicationId": received["MessageId"]} if group else {}
+        ordered = (
+            {"MessageGroupId": group, "MessageDeduplicationId": received["MessageId"]}
+            if group
+            else {}
+        )
         attributes = received.get("MessageAttributes", {})
-        added = headers if EVENT_ID in attributes else {ORIGINAL_ID: _identify(received), **headers}
-        ours = {name: {"DataType": "String", "StringValue": value or "-"} for name, value in added.items()}
+        added = (
+            headers
+            if EVENT_ID in attributes
+            else {ORIGINAL_ID: _identify(received), **headers}
+        )
+        ours = {
+            name: {"DataType": "String", "StringValue": value or "-"}
+            for name, value in added.items()
+        }
         # Those without which it would be another message come first.
         others = sorted(
-            (name for name in attributes if name not in ours), key=lambda name: name not in (EVENT_ID, ENCODING)
+            (name for name in attributes if name not in ours),
+            key=lambda name: name not in (EVENT_ID, ENCODING),
         )
         kept = {
-            name: {part: value for part, value in attributes[name].items() if part in SENDABLE}
+            name: {
+                part: value
+                for part, value in attributes[name].items()
+                if part in SENDABLE
+            }
             for name in others[: MOST_ATTRIBUTES - len(ours)]
         }
         try:
@@ -154,18 +194,27 @@ class SQS(Runner[Received]):
                 QueueUrl=self.queue_url, ReceiptHandle=handle, VisibilityTimeout=seconds
             )
         except ClientError as error:  # it is visible again already, or deleted
-            if error.response["Error"]["Code"] not in ("MessageNotInflight", "InvalidParameterValue"):
+            if error.response["Error"]["Code"] not in (
+                "MessageNotInflight",
+                "InvalidParameterValue",
+            ):
                 raise
 
 
 def _identify(received: Received) -> str:
     headers = _attributes(received)
-    return headers.get(EVENT_ID) or headers.get(ORIGINAL_ID) or str(received["MessageId"])
+    return (
+        headers.get(EVENT_ID) or headers.get(ORIGINAL_ID) or str(received["MessageId"])
+    )
 
 
 def _attributes(received: Received) -> dict[str, str]:
     given = received.get("MessageAttributes", {})
-    return {name: value["StringValue"] for name, value in given.items() if "StringValue" in value}
+    return {
+        name: value["StringValue"]
+        for name, value in given.items()
+        if "StringValue" in value
+    }
 
 
 def _body(text: str, headers: Mapping[str, str]) -> bytes:
@@ -221,15 +270,25 @@ class SQSPublisher(Publisher):
         except ClientError as error:
             if _is_ill(error):
                 raise PublisherUnavailable(f"SQS: {error}") from error
-            for event in fitting.values():  # SQS refuses a whole call for one entry, and this finds out which
-                yield from [Refused(event, str(error))] if len(fitting) == 1 else self._send([event])
+            for event in (
+                fitting.values()
+            ):  # SQS refuses a whole call for one entry, and this finds out which
+                yield from (
+                    [Refused(event, str(error))]
+                    if len(fitting) == 1
+                    else self._send([event])
+                )
             return
         except BotoCoreError as error:
             raise PublisherUnavailable(f"SQS: {error}") from error
-        yield from (Confirmed(fitting[sent["Id"]]) for sent in answer.get("Successful", ()))
+        yield from (
+            Confirmed(fitting[sent["Id"]]) for sent in answer.get("Successful", ())
+        )
         for failed in answer.get("Failed", ()):
             reason = f"{failed['Code']}: {failed.get('Message', '')}"
-            yield Refused(fitting[failed["Id"]], reason, permanent=failed["SenderFault"])
+            yield Refused(
+                fitting[failed["Id"]], reason, permanent=failed["SenderFault"]
+            )
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -258,7 +317,9 @@ def _calls(events: Sequence[Event]) -> Iterator[list[Event]]:
     for alike in by_topic.values():
         call: list[Event] = []
         for event in alike:
-            if len(call) == MOST or (call and sum(map(_size, [*call, event])) > CALL_BYTES):
+            if len(call) == MOST or (
+                call and sum(map(_size, [*call, event])) > CALL_BYTES
+            ):
                 yield call
                 call = []
             call.append(event)
@@ -285,13 +346,20 @@ def _entry(number: str, event: Event, url: str) -> dict[str, Any]:
     text = _text(event)
     entry = {
         "Id": number,
-        "MessageBody": base64.b64encode(event.payload).decode() if text is None else text,
+        "MessageBody": base64.b64encode(event.payload).decode()
+        if text is None
+        else text,
         "MessageAttributes": {
-            name: {"DataType": "String", "StringValue": value} for name, value in _attributes_of(event).items() if value
+            name: {"DataType": "String", "StringValue": value}
+            for name, value in _attributes_of(event).items()
+            if value
         },
     }
     if url.endswith(".fifo"):
-        entry |= {"MessageDeduplicationId": str(event.id), "MessageGroupId": _group(event)}
+        entry |= {
+            "MessageDeduplicationId": str(event.id),
+            "MessageGroupId": _group(event),
+        }
     return entry
 
 
@@ -304,5 +372,9 @@ def _group(event: Event) -> str:
 
 def _attributes_of(event: Event) -> dict[str, str]:
     encoding = {"content-encoding": "base64"} if _text(event) is None else {}
-    own = {"event-id": str(event.id), "topic": event.topic, "content-type": event.content_type}
+    own = {
+        "event-id": str(event.id),
+        "topic": event.topic,
+        "content-type": event.content_type,
+    }
     return {**event.headers, **encoding, **own}

@@ -43,15 +43,29 @@ def refused_for(operation: Operation, policy: Policy) -> int | None:
     answer = (async_to_sync(limits) if is_async(limits) else limits)(operation)
     if answer is True:
         return None
-    is_time = isinstance(answer, int | float) and not isinstance(answer, bool) and 0 < answer < math.inf
+    is_time = (
+        isinstance(answer, int | float)
+        and not isinstance(answer, bool)
+        and 0 < answer < math.inf
+    )
     return math.ceil(answer) if is_time else MINUTE
 
 
-def count_stored(operation: Operation, policy: Policy, response: StoredResponse) -> None:
+def count_stored(
+    operation: Operation, policy: Policy, response: StoredResponse
+) -> None:
     """Count the bytes of a response that was stored, if the policy limits them."""
-    if isinstance(policy.admit, Limits) and policy.admit.bytes is not None and asks_admission(operation, policy):
-        bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
-        bytes_of(operation, policy, policy.admit.bytes).add(len(response.body or b"") + bytes_in_headers)
+    if (
+        isinstance(policy.admit, Limits)
+        and policy.admit.bytes is not None
+        and asks_admission(operation, policy)
+    ):
+        bytes_in_headers = sum(
+            len(name) + len(value) for name, value in response.headers
+        )
+        bytes_of(operation, policy, policy.admit.bytes).add(
+            len(response.body or b"") + bytes_in_headers
+        )
 
 
 def bytes_of(operation: Operation, policy: Policy, limit: int) -> Count:
@@ -73,9 +87,13 @@ def _refused_by(limits: Limits, operation: Operation, policy: Policy) -> int | N
 class Count:
     """A count of ``what``, for a scope and a limit, in the current window of ``seconds`` by the clock."""
 
-    def __init__(self, what: str, scope: str, limit: float | None, seconds: float) -> None:
+    def __init__(
+        self, what: str, scope: str, limit: float | None, seconds: float
+    ) -> None:
         now = time.time()
-        digest = hashlib.sha256(f"{what} {limit} {seconds} {scope}".encode()).hexdigest()[:32]
+        digest = hashlib.sha256(
+            f"{what} {limit} {seconds} {scope}".encode()
+        ).hexdigest()[:32]
         self.key = f"{PREFIX}{digest}:{int(now // seconds)}"
         self.seconds = seconds
         self.ends_in = math.ceil(seconds - now % seconds) or 1
@@ -96,7 +114,9 @@ class Count:
 
     def _ask(self, what: Callable[[Any], T]) -> T | None:
         alias = conf().limits_cache
-        return _guards.setdefault(alias, CacheGuard()).ask(what, alias, patience=PATIENCE, pause=PAUSE)
+        return _guards.setdefault(alias, CacheGuard()).ask(
+            what, alias, patience=PATIENCE, pause=PAUSE
+        )
 
 
 # --- A cache that fails or is slow does not hold up requests ---------------------------------------------------------
@@ -111,7 +131,9 @@ class CacheGuard:
     def __init__(self) -> None:
         self.until = 0.0
 
-    def ask(self, what: Callable[[Any], T], alias: str, *, patience: float, pause: float) -> T | None:
+    def ask(
+        self, what: Callable[[Any], T], alias: str, *, patience: float, pause: float
+    ) -> T | None:
         """Return ``what(cache)`` for the cache ``alias`` in ``CACHES``; ``None`` if it fails or the cache is paused."""
         begun = time.monotonic()
         if begun < self.until:
@@ -120,7 +142,13 @@ class CacheGuard:
             return what(caches[alias])
         except Exception as error:  # a cache may raise anything
             self.until = time.monotonic() + pause
-            log(logging.WARNING, "cache_error", "idempotency: the cache %r failed: %s", alias, cause(error))
+            log(
+                logging.WARNING,
+                "cache_error",
+                "idempotency: the cache %r failed: %s",
+                alias,
+                cause(error),
+            )
             return None
         finally:
             if time.monotonic() - begun > patience:

@@ -23,8 +23,21 @@ from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores import DatabaseStore, PostgreSQLStore, store_for
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.transactions import Transaction
-from django_idempotency.values.exceptions import ClaimLost, StoreConflict, StoreUnavailable, TransactionEnded
-from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Snapshot, Verdict
+from django_idempotency.values.exceptions import (
+    ClaimLost,
+    StoreConflict,
+    StoreUnavailable,
+    TransactionEnded,
+)
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Fail,
+    Keep,
+    Operation,
+    Release,
+    Snapshot,
+    Verdict,
+)
 from django_idempotency.values.policy import Policy
 
 FIRST_PAUSE = 0.02
@@ -42,7 +55,13 @@ class AtomicRun(Run):
     __slots__ = ("run_hooks", "transaction")
     store: DatabaseStore
 
-    def __init__(self, claimed: Claimed, policy: Policy, store: DatabaseStore, transaction: Transaction) -> None:
+    def __init__(
+        self,
+        claimed: Claimed,
+        policy: Policy,
+        store: DatabaseStore,
+        transaction: Transaction,
+    ) -> None:
         super().__init__(claimed, policy, store)
         self.transaction = transaction
         self.run_hooks: Callable[[], None] = lambda: None
@@ -74,9 +93,15 @@ class AtomicRun(Run):
     def _end(self, verdict: Verdict, error: BaseException | None) -> None:
         _explain_durable(error)
         transaction = self.transaction
-        commits = in_doubt = False  # in doubt once the server was asked to end the transaction
+        commits = in_doubt = (
+            False  # in doubt once the server was asked to end the transaction
+        )
         try:
-            commits = isinstance(verdict, Keep | Release) and not verdict.rollback and not transaction.must_roll_back
+            commits = (
+                isinstance(verdict, Keep | Release)
+                and not verdict.rollback
+                and not transaction.must_roll_back
+            )
             if commits:
                 self.run_hooks = transaction.take_over_hooks(self.report_after_commit)
                 transaction.end_with_next_write()
@@ -87,13 +112,17 @@ class AtomicRun(Run):
                 _refuse_phantom_success(verdict)
                 in_doubt = True
                 transaction.roll_back()
-        except BaseException as raised:  # an exiting process leaves its record in order too
+        except (
+            BaseException
+        ) as raised:  # an exiting process leaves its record in order too
             failure = self._aborted(raised)
             if isinstance(failure, ClaimLost):
                 self._refuse_another_table()
                 self.lose(signals.stale_write_rejected)
                 raise
-            if not isinstance(failure, Exception) or not (in_doubt or transaction.committing):
+            if not isinstance(failure, Exception) or not (
+                in_doubt or transaction.committing
+            ):
                 self._leave_to_retry(failure)
                 raise failure from failure.__cause__
             record = self._read_after_commit(failure)
@@ -109,7 +138,9 @@ class AtomicRun(Run):
     def _refuse_another_table(self) -> None:
         """Raise an error if the claim is still this run's: the view has made its session find another table."""
         record = self.store.read_after_commit(self.claim)
-        if record is Unlocked.ABSENT or self._is_undone(record):  # its row was locked: nobody has deleted it
+        if record is Unlocked.ABSENT or self._is_undone(
+            record
+        ):  # its row was locked: nobody has deleted it
             elsewhere = ImproperlyConfigured(ELSEWHERE)
             self._leave_to_retry(elsewhere)
             raise elsewhere
@@ -131,7 +162,9 @@ class AtomicRun(Run):
         return error
 
     def write_and_announce(self, verdict: Verdict) -> None:
-        if not isinstance(verdict, Fail):  # a failure depends on what became of the transaction
+        if not isinstance(
+            verdict, Fail
+        ):  # a failure depends on what became of the transaction
             self.claim = self.store.unlocked(self.claim)
         super().write_and_announce(verdict)
 
@@ -151,7 +184,9 @@ class AtomicRun(Run):
     def _leave_to_retry(self, error: BaseException) -> None:
         """Leave the record to a retry, because nothing was committed."""
         released = None if isinstance(error, TransactionEnded) else self.verdict
-        self.abandon(released if isinstance(released, Release) else Fail(type(error).__name__))
+        self.abandon(
+            released if isinstance(released, Release) else Fail(type(error).__name__)
+        )
 
     # --- A COMMIT whose response was an error
 
@@ -163,15 +198,21 @@ class AtomicRun(Run):
                 record = self.store.read_after_commit(self.claim)
                 if record is not Unlocked.BUSY:
                     return record
-            except StoreUnavailable:  # or another session's lock; Django has closed a broken connection
+            except (
+                StoreUnavailable
+            ):  # or another session's lock; Django has closed a broken connection
                 pass
             time.sleep(FIRST_PAUSE)
-        raise StoreUnavailable("The connection was lost during COMMIT; its outcome is unknown.") from error
+        raise StoreUnavailable(
+            "The connection was lost during COMMIT; its outcome is unknown."
+        ) from error
 
     def _learn_of_commit(self, record: Snapshot | Unlocked, error: Exception) -> None:
         """Return if COMMIT took place although its response was an error. Raise if it did not."""
         if self._is_undone(record):
-            self.claim = self.store.unlocked(self.claim)  # it did not store its response: not committed
+            self.claim = self.store.unlocked(
+                self.claim
+            )  # it did not store its response: not committed
             self.abandon(Fail(type(error).__name__))
             _raise(error)
         if not self._is_committed(record):
@@ -218,7 +259,9 @@ class LockRun(AtomicRun):
         """Judge by the record: after a failover, another transaction with the same number does not make it."""
         if isinstance(self.verdict, Release):
             return super()._is_committed(record)
-        own = isinstance(record, Snapshot) and record.created_at == self.store.created_at(self.claim)
+        own = isinstance(
+            record, Snapshot
+        ) and record.created_at == self.store.created_at(self.claim)
         return own and super()._is_committed(record)
 
 
@@ -232,7 +275,9 @@ def _refuse_phantom_success(verdict: Verdict) -> None:
 
 
 def _explain_durable(error: BaseException | None) -> None:
-    if isinstance(error, RuntimeError) and str(error).startswith("A durable atomic block cannot be nested"):
+    if isinstance(error, RuntimeError) and str(error).startswith(
+        "A durable atomic block cannot be nested"
+    ):
         error.add_note(
             "The view runs in the transaction of its idempotency key, so a block inside it can't be durable. Remove "
             'durable=True, or set mode="lease" for the view.'
@@ -291,7 +336,11 @@ class Batch:
 
         def keeps() -> bool:
             verdict = work(run)
-            if isinstance(verdict, Keep) and not verdict.rollback and not verdict.failure:
+            if (
+                isinstance(verdict, Keep)
+                and not verdict.rollback
+                and not verdict.failure
+            ):
                 kept.append(redacted(verdict, run.policy.body, run.claim.id))
             return bool(kept)
 
@@ -305,7 +354,10 @@ class Batch:
 
     def end(self) -> None:
         """Complete the records, and commit them with the effects."""
-        results = [(run.claim, self.store.encode(verdict.response, run.claim)) for run, verdict in self.runs]
+        results = [
+            (run.claim, self.store.encode(verdict.response, run.claim))
+            for run, verdict in self.runs
+        ]
         if self.runs:
             self.transaction.take_over_hooks(self.runs[0][0].report_after_commit)
             self.transaction.end_with_next_write()

@@ -90,7 +90,9 @@ class Worker(ABC):
         be started.
         """
         if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(target=self._run, name=f"django-idempotency-{self.name}", daemon=True)
+            thread = threading.Thread(
+                target=self._run, name=f"django-idempotency-{self.name}", daemon=True
+            )
             thread.start()
             self._thread = thread
         elif (due := self.due()) is not None and due < self._sleeps_until:
@@ -106,7 +108,14 @@ class Worker(ABC):
                 work()
         except Exception as error:  # the thread has other work, which must go on
             with suppress(Exception):
-                log(logging.WARNING, "background", "idempotency: %s: %s: %s", self.name, _name(work), cause(error))
+                log(
+                    logging.WARNING,
+                    "background",
+                    "idempotency: %s: %s: %s",
+                    self.name,
+                    _name(work),
+                    cause(error),
+                )
             return False
         return True
 
@@ -133,7 +142,11 @@ class Worker(ABC):
     def _leave_to_a_successor(self) -> None:
         """Start another thread if this one was ended from outside and something is left to do."""
         with self.changed, suppress(RuntimeError):
-            if self._thread is threading.current_thread() and not self.ending and self.due() is not None:
+            if (
+                self._thread is threading.current_thread()
+                and not self.ending
+                and self.due() is not None
+            ):
                 self._thread = None
                 self.wake()
 
@@ -191,7 +204,9 @@ class Background(Worker):
             if not self._replays:
                 self._counted = time.monotonic()
             self._replays[store][id] += 1
-            with suppress(RuntimeError):  # no thread can be started now; the next call tries again
+            with suppress(
+                RuntimeError
+            ):  # no thread can be started now; the next call tries again
                 self.wake()
 
     def later(self, work: Work, seconds: float, store: Store) -> None:
@@ -205,8 +220,12 @@ class Background(Worker):
     def _add(self, work: Work, seconds: float, store: Store) -> None:
         self.leave_the_parents_process()
         with self.changed:
-            self._work.setdefault(work, ScheduledWork(work, store, time.monotonic() + seconds, seconds))
-            with suppress(RuntimeError):  # no thread can be started now; the next call tries again
+            self._work.setdefault(
+                work, ScheduledWork(work, store, time.monotonic() + seconds, seconds)
+            )
+            with suppress(
+                RuntimeError
+            ):  # no thread can be started now; the next call tries again
                 self.wake()
 
     def end(self) -> None:
@@ -238,8 +257,12 @@ class Background(Worker):
     def _take_due(self) -> list[ScheduledWork]:
         now = math.inf if self.ending else time.monotonic()
         with self.changed:
-            due = [scheduled for scheduled in self._work.values() if scheduled.due <= now]
-            for scheduled in due:  # before it is done: the same work requested meanwhile is done again
+            due = [
+                scheduled for scheduled in self._work.values() if scheduled.due <= now
+            ]
+            for scheduled in (
+                due
+            ):  # before it is done: the same work requested meanwhile is done again
                 del self._work[scheduled.work]
         return due
 

@@ -31,7 +31,9 @@ from django_idempotency.values.policy import Policy
 T = TypeVar("T")
 
 
-def _begun(operation: Operation, policy: Policy, claims: Callable[[], Claimed | T]) -> Run | Duplicate | T:
+def _begun(
+    operation: Operation, policy: Policy, claims: Callable[[], Claimed | T]
+) -> Run | Duplicate | T:
     try:
         outcome = claims()
     except StoreUnavailable as error:
@@ -85,7 +87,9 @@ def execution(claimed: Claimed, policy: Policy) -> Run:
 # --- Async callers ---------------------------------------------------------------------------------------------------
 
 
-async def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+async def shielded(
+    work: Callable[[], T], *, undo: Callable[[T], object] | None = None
+) -> T:
     """Await ``work`` in its thread to the end, even if the caller is cancelled meanwhile.
 
     In that case, raise ``CancelledError`` afterwards. Before that, call ``undo`` with the result, which no caller is
@@ -98,7 +102,9 @@ async def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None 
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
             cancelled = error
-        except Exception:  # the task's own: it is done now, and its result is examined below
+        except (
+            Exception
+        ):  # the task's own: it is done now, and its result is examined below
             pass
     if cancelled is None:
         return task.result()

@@ -12,7 +12,13 @@ from django_idempotency import signals
 from django_idempotency.engine import leases
 from django_idempotency.engine.admission import asks_admission, refused_for
 from django_idempotency.engine.background import background
-from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
+from django_idempotency.engine.decisions import (
+    ASK_AGAIN,
+    LEASE_LAPSED,
+    decide,
+    has_expired,
+    lapsed_just_now,
+)
 from django_idempotency.engine.digests import as_recorded
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import PostgreSQLStore, store_for, stores_of
@@ -73,7 +79,9 @@ def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome 
     outcomes: list[Outcome | None] = []
     for claimant, seen in zip(claimants, found, strict=True):
         outcome = claimant.interpret_in_batch(seen)
-        outcomes.append(outcome and announce(outcome, claimant.operation, claimant.bound_store))
+        outcomes.append(
+            outcome and announce(outcome, claimant.operation, claimant.bound_store)
+        )
     return outcomes
 
 
@@ -81,12 +89,18 @@ class Claimant:
     """One caller's attempt at one operation. It asks until there is an outcome, always with the same token."""
 
     def __init__(self, operation: Operation, policy: Policy) -> None:
-        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):  # as E003 says; servers run no checks
-            raise StoreUnavailable(f'encrypt is "require", but {why}: nothing is run or stored.')
+        if policy.body.encrypt == REQUIRE and (
+            why := lack_of_encryption()
+        ):  # as E003 says; servers run no checks
+            raise StoreUnavailable(
+                f'encrypt is "require", but {why}: nothing is run or stored.'
+            )
         self.policy = policy
         self.store = store_for(policy, operation)
         self.operation = operation
-        if callable(policy.using) and self.store.transactional:  # the choice holds for the whole run
+        if (
+            callable(policy.using) and self.store.transactional
+        ):  # the choice holds for the whole run
             self.operation = replace(operation, database=self.store.name)
         self.token = uuid4()
         self.receipt: Any = None
@@ -113,7 +127,11 @@ class Claimant:
         if self._is_new():
             seconds = refused_for(self.operation, self.policy)
             # Another caller may have claimed it meanwhile, or hold a claim by lock.
-            if seconds is not None and self._is_new() and not self.store.has_owner(self.operation):
+            if (
+                seconds is not None
+                and self._is_new()
+                and not self.store.has_owner(self.operation)
+            ):
                 _reject(self.operation, Rejection.NOT_ADMITTED, retry_after=seconds)
                 raise NotAdmitted(seconds)
         self.may_claim = True
@@ -130,16 +148,24 @@ class Claimant:
         self.refuse_new()
         return self.interpret(self._claim())
 
-    def interpret(self, seen: Claimed | Seen | Owned | None) -> Outcome | Available | None:
+    def interpret(
+        self, seen: Claimed | Seen | Owned | None
+    ) -> Outcome | Available | None:
         """Return what the store's result of a claim means, and take over if necessary."""
         if isinstance(seen, Owned):
             return MEETINGS[seen.same]
         if not isinstance(seen, Seen):
             return seen
         self.receipt = seen.receipt
-        if seen.record.token == self.token:  # an earlier claim was made, but its response was lost
-            operation = as_recorded(self.operation, seen.record.fingerprint) or self.operation
-            return Claimed(operation, self.token, seen.record.attempts, receipt=self.receipt)
+        if (
+            seen.record.token == self.token
+        ):  # an earlier claim was made, but its response was lost
+            operation = (
+                as_recorded(self.operation, seen.record.fingerprint) or self.operation
+            )
+            return Claimed(
+                operation, self.token, seen.record.attempts, receipt=self.receipt
+            )
         decision = self._decide(seen.record)
         if isinstance(decision, Available) and seen.busy:
             return ASK_AGAIN
@@ -151,18 +177,26 @@ class Claimant:
 
     def interpret_in_batch(self, seen: Claimed | Seen | Owned | None) -> Outcome | None:
         """Return what the store's result of a claim means; ``None`` for a record that has, or had, another owner."""
-        if isinstance(seen, Seen) and seen.record.response is None and seen.record.token != self.token:
+        if (
+            isinstance(seen, Seen)
+            and seen.record.response is None
+            and seen.record.token != self.token
+        ):
             return None
         outcome = self.interpret(seen)
         return None if isinstance(outcome, Available) else outcome
 
     def _claim(self) -> Claimed | Seen | Owned | None:
         try:
-            return self.reconnecting(partial(self.store.claim, self.operation, self.token))
+            return self.reconnecting(
+                partial(self.store.claim, self.operation, self.token)
+            )
         except StoreConflict:
             return None
 
-    def reconnecting(self, ask: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+    def reconnecting(
+        self, ask: Callable[[], T], again: Callable[[], T] | None = None
+    ) -> T:
         """Return what ``ask`` returns, or ``again`` on a new connection if the old one turns out to be broken."""
         try:
             return ask()
@@ -175,7 +209,9 @@ class Claimant:
             return (again or ask)()
 
     def _take_over(self) -> Outcome | Available | None:
-        return self.reconnecting(self._try_to_take_over, again=self._find_out_whether_taken_over)
+        return self.reconnecting(
+            self._try_to_take_over, again=self._find_out_whether_taken_over
+        )
 
     def _find_out_whether_taken_over(self) -> Outcome | Available | None:
         """If the response to COMMIT was lost, the record is this attempt's, and nobody else runs it."""
@@ -210,18 +246,30 @@ class Claimant:
 
         A request that can't be compared is not run.
         """
-        operation = self.operation if has_expired(record) else as_recorded(self.operation, record.fingerprint)
+        operation = (
+            self.operation
+            if has_expired(record)
+            else as_recorded(self.operation, record.fingerprint)
+        )
         if operation is None:
             return Mismatch()
         claimed = self.store.reassign(record, operation, self.token)
         return claimed if self.receipt is None else claimed.with_receipt(self.receipt)
 
 
-def _decide(record: Snapshot, operation: Operation, store: Store) -> Duplicate | Available:
+def _decide(
+    record: Snapshot, operation: Operation, store: Store
+) -> Duplicate | Available:
     same, mode = as_recorded(operation, record.fingerprint), store.policy.mode
     fingerprint = None if same is None else same.fingerprint
-    decision = decide(record, fingerprint, grace=mode.takeover_grace, lease=mode.seconds)
-    return Replay(store.decode(decision.response, record)) if isinstance(decision, Replay) else decision
+    decision = decide(
+        record, fingerprint, grace=mode.takeover_grace, lease=mode.seconds
+    )
+    return (
+        Replay(store.decode(decision.response, record))
+        if isinstance(decision, Replay)
+        else decision
+    )
 
 
 def in_transaction(policy: Policy) -> bool:
@@ -237,14 +285,22 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
     store = store_for(policy, operation)
     record = store.read(operation.id)
     decision = _decide(record, operation, store) if record else ASK_AGAIN
-    return announce(ASK_AGAIN if isinstance(decision, Available) else decision, operation, store)
+    return announce(
+        ASK_AGAIN if isinstance(decision, Available) else decision, operation, store
+    )
 
 
-def announce(outcome: Known, operation: Operation, store: Store, *, waited: bool = False) -> Known:
+def announce(
+    outcome: Known, operation: Operation, store: Store, *, waited: bool = False
+) -> Known:
     """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
-            send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
+            send(
+                signals.key_taken_over if taken_over else signals.key_claimed,
+                operation,
+                attempt=attempt,
+            )
         case Replay(response) if not operation.may_get(response):
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden
@@ -252,7 +308,11 @@ def announce(outcome: Known, operation: Operation, store: Store, *, waited: bool
             background.count_replay(operation.id, store)
             send(signals.response_replayed, operation, response=response)
         case InFlight(retry_after):
-            _reject(operation, Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT, retry_after=retry_after)
+            _reject(
+                operation,
+                Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT,
+                retry_after=retry_after,
+            )
         case Mismatch():
             _reject(operation, Rejection.KEY_REUSED)
         case OnHold(reason):

@@ -5,7 +5,14 @@ from __future__ import annotations
 from django.utils.translation import gettext_noop
 
 from django_idempotency.models import LIVE, TERMINAL, Status
-from django_idempotency.values.outcomes import Available, InFlight, Mismatch, OnHold, Replay, Snapshot
+from django_idempotency.values.outcomes import (
+    Available,
+    InFlight,
+    Mismatch,
+    OnHold,
+    Replay,
+    Snapshot,
+)
 from django_idempotency.values.policy import Atomic
 
 LEASE_LAPSED = gettext_noop("its lease ran out while it was running")
@@ -48,7 +55,11 @@ def decide(
 
 
 def has_expired(record: Snapshot) -> bool:
-    return record.status in TERMINAL and record.expires_at <= record.now and not record.on_hold
+    return (
+        record.status in TERMINAL
+        and record.expires_at <= record.now
+        and not record.on_hold
+    )
 
 
 def _retry_after(elapsed: float, lease: float) -> int:

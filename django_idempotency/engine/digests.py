@@ -35,12 +35,22 @@ def as_recorded(operation: Operation, fingerprint: bytes) -> Operation | None:
     If that key is not in the settings, log an error and return ``None``.
     """
     key_id = key_id_of(fingerprint)
-    if not fingerprint or operation.digest is None or key_id == key_id_of(operation.fingerprint):
+    if (
+        not fingerprint
+        or operation.digest is None
+        or key_id == key_id_of(operation.fingerprint)
+    ):
         return operation
     if key_id != UNKEYED and key_id not in conf().digests:
         if is_due(f"digest key {key_id.hex()}"):
             message = "a fingerprint can't be compared: the digest key %s is not in the settings"
-            log(logging.ERROR, "digest_key_missing", message, key_id.hex(), operation=operation)
+            log(
+                logging.ERROR,
+                "digest_key_missing",
+                message,
+                key_id.hex(),
+                operation=operation,
+            )
         return None
     return _under(key_id, operation)
 
@@ -50,7 +60,10 @@ def _under(key_id: bytes, operation: Operation) -> Operation:
     if key_id == UNKEYED:
         return replace(operation, fingerprint=operation.digest)
     text = b"fingerprint" + operation.id.bytes + operation.digest
-    return replace(operation, fingerprint=key_id + hmac.digest(conf().digests[key_id], text, "sha256"))
+    return replace(
+        operation,
+        fingerprint=key_id + hmac.digest(conf().digests[key_id], text, "sha256"),
+    )
 
 
 def key_id_of(fingerprint: bytes) -> bytes:
@@ -61,7 +74,9 @@ def key_id_of(fingerprint: bytes) -> bytes:
 def child_key(operation: Operation, name: str) -> str:
     """Return a key for one downstream call of ``operation``, under the key of its fingerprint."""
     key_id = key_id_of(operation.fingerprint)
-    return keys.child_key(operation.id, name, None if key_id == UNKEYED else conf().digests[key_id])
+    return keys.child_key(
+        operation.id, name, None if key_id == UNKEYED else conf().digests[key_id]
+    )
 
 
 def response_digest(response: StoredResponse) -> str:
@@ -71,7 +86,11 @@ def response_digest(response: StoredResponse) -> str:
     Without a digest key it is ``sha256:`` and the digits.
     """
     key_id = next(iter(conf().digests), UNKEYED)
-    parts = [str(response.status).encode(), json.dumps(response.headers).encode(), response.body or b""]
+    parts = [
+        str(response.status).encode(),
+        json.dumps(response.headers).encode(),
+        response.body or b"",
+    ]
     plain = digest([b"response", *parts])
     if key_id == UNKEYED:
         return f"sha256:{plain.hex()}"

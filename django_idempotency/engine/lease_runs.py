@@ -14,7 +14,14 @@ from django_idempotency.engine.background import background
 from django_idempotency.engine.redaction import redacted
 from django_idempotency.engine.run import Run
 from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
-from django_idempotency.values.outcomes import Claimed, Fail, Keep, Release, StoredResponse, Verdict
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Fail,
+    Keep,
+    Release,
+    StoredResponse,
+    Verdict,
+)
 
 
 class LeaseRun(Run):
@@ -56,10 +63,16 @@ class LeaseRun(Run):
     def _end_after(self, error: BaseException) -> None:
         """Complete the record. Effects stay, so a verdict reached before the error stands."""
         if self.verdict is not None:
-            return self._end(redacted(self.verdict, self.policy.body, self.claim.id), error)
+            return self._end(
+                redacted(self.verdict, self.policy.body, self.claim.id), error
+            )
         crashed = not isinstance(error, Exception)
         try:
-            self.abandon(Fail(type(error).__name__, on_hold=crashed and self.policy.holds_on_crash))
+            self.abandon(
+                Fail(
+                    type(error).__name__, on_hold=crashed and self.policy.holds_on_crash
+                )
+            )
         finally:
             self._drop_lease()
         return None
@@ -80,7 +93,11 @@ class LeaseRun(Run):
             if not isinstance(verdict, Keep):
                 raise
             self.report(error)
-            self.write_and_announce(replace(verdict, response=StoredResponse(verdict.response.status, body=None)))
+            self.write_and_announce(
+                replace(
+                    verdict, response=StoredResponse(verdict.response.status, body=None)
+                )
+            )
 
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict``, even if the store has lost the record: its failover is no other attempt."""
@@ -97,7 +114,10 @@ class LeaseRun(Run):
         claimed = self.store.claim(self.claim.operation, self.claim.token)
         if not isinstance(claimed, Claimed):
             raise ClaimLost
-        self.claim, self.stored = self.claim.with_receipt(claimed.receipt), None  # another life may be encrypted anew
+        self.claim, self.stored = (
+            self.claim.with_receipt(claimed.receipt),
+            None,
+        )  # another life may be encrypted anew
 
     def _drop_lease(self) -> None:
         leases.keeper_of(self.store).drop(self.claim)

@@ -31,7 +31,10 @@ T = TypeVar("T")
 BEATS_PER_LEASE = 3
 RETRY_AFTER = 1.0  # seconds from a failed heartbeat to the next, at most
 MOST_SUSPECTS = 1000
-SHORTEST_GAP, LONGEST_GAP = 0.5, 2.5  # seconds; with less, a busy machine would look like an outage
+SHORTEST_GAP, LONGEST_GAP = (
+    0.5,
+    2.5,
+)  # seconds; with less, a busy machine would look like an outage
 NEVER = -math.inf
 
 
@@ -117,7 +120,14 @@ class LeaseKeeper(Worker):
 
     # --- What requests ask for
 
-    def add(self, claim: Claimed, store: Store, *, finished: bool = False, run: ref[object] | None = None) -> None:
+    def add(
+        self,
+        claim: Claimed,
+        store: Store,
+        *,
+        finished: bool = False,
+        run: ref[object] | None = None,
+    ) -> None:
         """Keep the lease of ``claim``; see ``Lease`` for ``finished``.
 
         Raises ``RuntimeError`` if there is no thread for it and none can be started.
@@ -130,7 +140,9 @@ class LeaseKeeper(Worker):
             self._leases[claim.token] = Lease(claim, store, finished, run)
             try:
                 self.wake()
-            except BaseException:  # a lease that is not renewed must not stay in the list
+            except (
+                BaseException
+            ):  # a lease that is not renewed must not stay in the list
                 del self._leases[claim.token]
                 raise
 
@@ -151,7 +163,9 @@ class LeaseKeeper(Worker):
     def due(self) -> float | None:
         times = []
         if self._leases:
-            times.append(self._renewed + (_retry(self._beat()) if self._failed else self._beat()))
+            times.append(
+                self._renewed + (_retry(self._beat()) if self._failed else self._beat())
+            )
         if self._suspects:
             times.append(self._read_at + self._pause())
         return min(times, default=None)
@@ -161,7 +175,9 @@ class LeaseKeeper(Worker):
 
     def _pause(self) -> float:
         """Return the seconds between two reads of suspects: enough of them per heartbeat for a gap to show."""
-        return min(RETRY_AFTER, min(suspect.beat for suspect in self._suspects.values()) / 4)
+        return min(
+            RETRY_AFTER, min(suspect.beat for suspect in self._suspects.values()) / 4
+        )
 
     # --- The heartbeat
 
@@ -170,14 +186,22 @@ class LeaseKeeper(Worker):
             self._drop_left()
             leases, suspects = [*self._leases.values()], [*self._suspects.values()]
             now = time.monotonic()
-            renewal = bool(leases) and self._renewed + (0 if self._failed else self._beat()) <= now
+            renewal = (
+                bool(leases)
+                and self._renewed + (0 if self._failed else self._beat()) <= now
+            )
         # A statement on a connection that hangs delays the renewal of every lease, so the shortest one is the measure.
-        beats = [beat(lease.store) for lease in leases] + [suspect.beat for suspect in suspects]
+        beats = [beat(lease.store) for lease in leases] + [
+            suspect.beat for suspect in suspects
+        ]
         patience = min(beats, default=RETRY_AFTER) / 2
         if renewal:
             self._renewed = now
             # One statement can renew the leases of the same length in the same schemas.
-            groups = _groups(leases, lambda lease: (lease.store.policy.mode.seconds, lease.store.schemas))
+            groups = _groups(
+                leases,
+                lambda lease: (lease.store.policy.mode.seconds, lease.store.schemas),
+            )
             renewed = [self._renew(group, patience) for group in groups]
             self._failed = not all(renewed)
         if suspects:
@@ -186,10 +210,22 @@ class LeaseKeeper(Worker):
 
     def _drop_left(self) -> None:
         """Drop the leases of runs that an exception has kept from ending. They lapse, as after a crash."""
-        for lease in [lease for lease in self._leases.values() if lease.run is not None and lease.run() is None]:
+        for lease in [
+            lease
+            for lease in self._leases.values()
+            if lease.run is not None and lease.run() is None
+        ]:
             del self._leases[lease.claim.token]
-            message = "idempotency record %s: its run was abandoned, and its lease will lapse"
-            log(logging.WARNING, "unended", message, lease.claim.id, operation=lease.claim.operation)
+            message = (
+                "idempotency record %s: its run was abandoned, and its lease will lapse"
+            )
+            log(
+                logging.WARNING,
+                "unended",
+                message,
+                lease.claim.id,
+                operation=lease.claim.operation,
+            )
 
     def _renew(self, group: list[Lease], patience: float) -> bool:
         """Renew the leases of ``group``. Return false if the store was away or one of the rows is locked."""
@@ -199,7 +235,9 @@ class LeaseKeeper(Worker):
         def renew() -> None:
             left.difference_update(store.renew(claims))
             if left:
-                owned = store.leases_left({claim.token: claim.id for claim in claims if claim.token in left})
+                owned = store.leases_left(
+                    {claim.token: claim.id for claim in claims if claim.token in left}
+                )
                 self._lose(left - owned.keys())
                 left.intersection_update(owned)
 
@@ -208,7 +246,11 @@ class LeaseKeeper(Worker):
     def _lose(self, tokens: set[UUID]) -> None:
         """Drop claims that have another owner by now, or none. Their completion will find out, too."""
         with self.changed:
-            lost = [lease for token in tokens if (lease := self._leases.get(token)) and not lease.finished]
+            lost = [
+                lease
+                for token in tokens
+                if (lease := self._leases.get(token)) and not lease.finished
+            ]
             for lease in lost:
                 del self._leases[lease.claim.token]
         for lease in lost:
@@ -225,7 +267,9 @@ class LeaseKeeper(Worker):
 
     def _check(self, suspects: list[Suspect], patience: float) -> None:
         for group in _groups(suspects, lambda suspect: suspect.store.schemas):
-            if not self.attempt(partial(self._check_group, group), group[0].store, patience):
+            if not self.attempt(
+                partial(self._check_group, group), group[0].store, patience
+            ):
                 self._watch.interrupt()
 
     def _check_group(self, group: list[Suspect]) -> None:
@@ -235,14 +279,18 @@ class LeaseKeeper(Worker):
         lapsed = {
             suspect.token: suspect.id
             for suspect in group
-            if suspect.token in left and left[suspect.token] < timedelta(0) and self._was_watched(suspect)
+            if suspect.token in left
+            and left[suspect.token] < timedelta(0)
+            and self._was_watched(suspect)
         }
         if lapsed:
             store.expire(lapsed)
         with self.changed:
             for suspect in group:
                 lasts = left.get(suspect.token)
-                if lasts is None or lasts > suspect.left or suspect.token in lapsed:  # ended, renewed or expired
+                if (
+                    lasts is None or lasts > suspect.left or suspect.token in lapsed
+                ):  # ended, renewed or expired
                     self._suspects.pop(suspect.token, None)
                 else:
                     suspect.left = lasts
@@ -270,7 +318,10 @@ _keepers: dict[tuple[type[Store], str], LeaseKeeper] = {}
 
 
 def keeper_of(store: Store) -> LeaseKeeper:
-    place = type(store), store.name  # a database and another store may have the same alias
+    place = (
+        type(store),
+        store.name,
+    )  # a database and another store may have the same alias
     keeper = _keepers.get(place) or _keepers.setdefault(place, LeaseKeeper("leases"))
     keeper.leave_the_parents_process()
     return keeper
@@ -282,6 +333,9 @@ def suspect(record: Snapshot, store: Store) -> None:
     assert record.locked_at is not None
     assert record.locked_until is not None
     # It may have been claimed under another policy. Its lease is no longer than the time from the claim to its end.
-    lease = min(store.policy.mode.seconds, (record.locked_until - record.locked_at).total_seconds())
+    lease = min(
+        store.policy.mode.seconds,
+        (record.locked_until - record.locked_at).total_seconds(),
+    )
     left = record.locked_until - record.now
     keeper_of(store).suspect(Suspect(record.id, record.token, store, lease, left))

@@ -11,7 +11,12 @@ from uuid import UUID
 from django.db import connections
 
 from django_idempotency.reporting.logs import log_lost_response
-from django_idempotency.values.outcomes import Keep, StoredResponse, Verdict, is_storable
+from django_idempotency.values.outcomes import (
+    Keep,
+    StoredResponse,
+    Verdict,
+    is_storable,
+)
 from django_idempotency.values.policy import Body, Redact
 
 V = TypeVar("V", bound=Verdict)
@@ -26,7 +31,9 @@ def redacted(verdict: V, options: Body, id: UUID) -> V:
         response = _redacted(response, options.redact, id)
     if not options.store:
         response = replace(response, body=None)
-    return verdict if response is verdict.response else replace(verdict, response=response)
+    return (
+        verdict if response is verdict.response else replace(verdict, response=response)
+    )
 
 
 def _redacted(response: StoredResponse, redact: Redact, id: UUID) -> StoredResponse:
@@ -38,7 +45,9 @@ def _redacted(response: StoredResponse, redact: Redact, id: UUID) -> StoredRespo
         with _no_queries():
             kept = redact(response)
         if not is_storable(kept):
-            raise TypeError("redact must return a StoredResponse of text headers and a body of bytes or None.")
+            raise TypeError(
+                "redact must return a StoredResponse of text headers and a body of bytes or None."
+            )
         return replace(kept, status=response.status)
     except Exception as error:  # the project's code, after the effects: it may lose the copy, never the response
         log_lost_response("could not be redacted, and is not stored", id, error)

@@ -81,7 +81,9 @@ class Context:
         """
         if not self.policy.is_atomic:
             store = store_for(self.policy, self.claim.operation)
-            renewed = self.claim.token in store.renew([self.claim])  # false while the row is locked
+            renewed = self.claim.token in store.renew(
+                [self.claim]
+            )  # false while the row is locked
             if not renewed and not store.leases_left({self.claim.token: self.claim.id}):
                 raise ClaimLost
 
@@ -104,7 +106,9 @@ class Run(ABC):
         self.store = store
         self.context = Context(claimed, policy)
         self.verdict: Verdict | None = None
-        self.stored: tuple[StoredResponse, StoredResponse] | None = None  # a response, and how the record stores it
+        self.stored: tuple[StoredResponse, StoredResponse] | None = (
+            None  # a response, and how the record stores it
+        )
         self.began = time.monotonic()
         self.reported = self.ended = self.lost = False
 
@@ -117,10 +121,12 @@ class Run(ABC):
     def begin(self) -> None:
         """Begin the run. Raises ``ClaimLost`` if another attempt has taken over, and ``StoreUnavailable``."""
 
-    def outlive_handled_errors(self) -> None:  # noqa: B027 (without a transaction there is nothing to do)
+    def outlive_handled_errors(self) -> None:  # noqa: B027
         """Have errors that the view handles undo no more than they would have outside of a transaction."""
 
-    def end(self, verdict: Verdict | None = None, *, error: BaseException | None = None) -> Duplicate | None:
+    def end(
+        self, verdict: Verdict | None = None, *, error: BaseException | None = None
+    ) -> Duplicate | None:
         """End the run with ``verdict``: complete its record and, in atomic mode, commit or roll back its effects.
 
         ``error``: what propagates from the view, and does so afterwards. Without a verdict, it was not expected: then
@@ -163,7 +169,9 @@ class Run(ABC):
         self.begin()
         return self
 
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+    def __exit__(
+        self, _kind: object, error: BaseException | None, _traceback: object
+    ) -> None:
         self.finish(None if error else self.verdict, error)
 
     @abstractmethod
@@ -178,7 +186,9 @@ class Run(ABC):
         """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this run's."""
         match verdict:
             case Keep(response, failure):
-                written = self.store.complete(self.claim, self._encoded(response), failure=failure)
+                written = self.store.complete(
+                    self.claim, self._encoded(response), failure=failure
+                )
             case Fail(reason, on_hold):
                 written = self.store.fail(self.claim, reason, on_hold=on_hold)
             case Release():
@@ -206,7 +216,9 @@ class Run(ABC):
         match verdict:
             case Keep(response):
                 count_stored(operation, self.policy, response)
-                send(signals.key_completed, operation, response=response, seconds=seconds)
+                send(
+                    signals.key_completed, operation, response=response, seconds=seconds
+                )
             case Fail(reason):
                 send(signals.key_failed, operation, reason=reason, seconds=seconds)
             case Release():

@@ -29,7 +29,9 @@ def claim(operation: Operation, policy: Policy) -> Outcome:
         return pending
     with closing(pending):
         outcome: Outcome | Pending = pending
-        while isinstance(outcome, Pending):  # no lock and no transaction is held in between
+        while isinstance(
+            outcome, Pending
+        ):  # no lock and no transaction is held in between
             time.sleep(outcome.pause)
             outcome = outcome.ask()
         return outcome
@@ -77,12 +79,26 @@ class Pending:
                 continue
             if isinstance(outcome, Available):
                 self.pause = min(outcome.after, GRACE_PAUSE)
-            elif isinstance(outcome, InFlight) and now < self.waits_until and self._may_wait():
-                self.pause, self.next_pause = self.next_pause, min(self.next_pause * 2, LONGEST_PAUSE)
+            elif (
+                isinstance(outcome, InFlight)
+                and now < self.waits_until
+                and self._may_wait()
+            ):
+                self.pause, self.next_pause = (
+                    self.next_pause,
+                    min(self.next_pause * 2, LONGEST_PAUSE),
+                )
             else:
-                return announce(outcome, self.operation, self.claimant.bound_store, waited=self.counted)
+                return announce(
+                    outcome,
+                    self.operation,
+                    self.claimant.bound_store,
+                    waited=self.counted,
+                )
             return self
-        raise StoreUnavailable(f"The record {self.operation.id} changed again and again while it was being claimed.")
+        raise StoreUnavailable(
+            f"The record {self.operation.id} changed again and again while it was being claimed."
+        )
 
     def _may_wait(self) -> bool:
         self.counted = self.counted or waiters.enter(conf().max_waiters)

@@ -41,7 +41,9 @@ def _resolving(handler: BaseHandler, request: Any) -> Any:
     return (view if cover is None else cover(request, view), args, kwargs)
 
 
-def cover_view(request: HttpRequest, cover: Callable[[HttpRequest, View], View]) -> None:
+def cover_view(
+    request: HttpRequest, cover: Callable[[HttpRequest, View], View]
+) -> None:
     """Make Django call ``cover(request, view)`` instead of the view that ``request`` is for."""
     setattr(request, COVER, cover)
 
@@ -53,7 +55,9 @@ def _processing(handler: BaseHandler, exception: Exception, request: Any) -> Any
     return _process_exception(handler, exception, request)
 
 
-def by_middleware(request: HttpRequest, error: Exception, using: str | None = None) -> HttpResponseBase | None:
+def by_middleware(
+    request: HttpRequest, error: Exception, using: str | None = None
+) -> HttpResponseBase | None:
     """Return the response of the first middleware whose ``process_exception`` has one; ``None`` if none has.
 
     ``using``: the database whose open transaction is rolled back if there is no response. Django then asks again if a

@@ -39,7 +39,9 @@ def path_view(view: Any) -> Any:
     for part in contents:
         if hasattr(part, "operations") and hasattr(part, "clone"):
             return part
-    raise ImproperlyConfigured("This version of Django Ninja is not supported: update it.")
+    raise ImproperlyConfigured(
+        "This version of Django Ninja is not supported: update it."
+    )
 
 
 def operations(view: Any) -> list[Any]:
@@ -61,16 +63,23 @@ def api_keys(operation: Any) -> list[str]:
     return [
         kind.__qualname__
         for kind in kinds
-        if "ninja.security.apikey" in modules[kind] and "ninja.security.session" not in modules[kind]
+        if "ninja.security.apikey" in modules[kind]
+        and "ninja.security.session" not in modules[kind]
     ]
 
 
 def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> None:
     """Make Ninja, if it turns ``protected`` into an operation, run ``view`` behind an entry point inside it."""
     earlier = getattr(view, CONTRIBUTIONS, [])
-    setattr(protected, CONTRIBUTIONS, [*earlier, partial(_protect, view=view, policy=policy, way=way)])
+    setattr(
+        protected,
+        CONTRIBUTIONS,
+        [*earlier, partial(_protect, view=view, policy=policy, way=way)],
+    )
     if isinstance(view, FunctionType):
-        names = getattr(unwrap(view), "__globals__", {})  # none inside a decorator around a partial or an object
+        names = getattr(
+            unwrap(view), "__globals__", {}
+        )  # none inside a decorator around a partial or an object
         protected.__signature__ = _evaluated(signature(view), names)
 
 
@@ -78,8 +87,12 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
     """Return the signature with its annotations evaluated in the view's module; Ninja would look in this package."""
     parameters = []
     for parameter in stated.parameters.values():
-        holder = type("Holder", (), {"__annotations__": {parameter.name: parameter.annotation}})
-        with suppress(Exception):  # a name that only type checkers know, such as that of the request
+        holder = type(
+            "Holder", (), {"__annotations__": {parameter.name: parameter.annotation}}
+        )
+        with suppress(
+            Exception
+        ):  # a name that only type checkers know, such as that of the request
             hints = get_type_hints(holder, names, include_extras=True)
             parameter = parameter.replace(annotation=hints[parameter.name])
         parameters.append(parameter)
@@ -88,7 +101,9 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
 
 def is_operation(view: Any) -> bool:
     """Whether Ninja has made an operation of ``view`` already, or ``view`` is the ``run`` of an operation."""
-    return hasattr(view, "_ninja_operation") or hasattr(getattr(unwrap(view), "__self__", None), "_result_to_response")
+    return hasattr(view, "_ninja_operation") or hasattr(
+        getattr(unwrap(view), "__self__", None), "_result_to_response"
+    )
 
 
 def refuse_operation(view: Any) -> NoReturn:
@@ -140,14 +155,22 @@ def _refusing(view: View, policy: Policy) -> View:
 class OperationRun(RequestRun):
     """One request to an operation of Django Ninja, which renders what its function returns or raises."""
 
-    def __init__(self, operation: Any, request: HttpRequest, values: dict[str, Any], **options: Any) -> None:
+    def __init__(
+        self,
+        operation: Any,
+        request: HttpRequest,
+        values: dict[str, Any],
+        **options: Any,
+    ) -> None:
         super().__init__(request, **options)
         self.operation = operation
         self.values = values
 
     def rendered(self, result: Any) -> HttpResponseBase:
         operation, request = self.operation, self.request
-        response = self.values.get(operation.signature.response_arg) or operation.api.create_temporal_response(request)
+        response = self.values.get(
+            operation.signature.response_arg
+        ) or operation.api.create_temporal_response(request)
         return operation._result_to_response(request, result, response)  # type: ignore[no-any-return]
 
     def handled(self, error: Exception) -> HttpResponseBase:
@@ -156,11 +179,20 @@ class OperationRun(RequestRun):
 
 def _protected(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
     def run_of(request: HttpRequest, values: dict[str, Any]) -> OperationRun:
-        return OperationRun(operation, request, values, policy=resolve(policy), sender=view, entry_point=way)
+        return OperationRun(
+            operation,
+            request,
+            values,
+            policy=resolve(policy),
+            sender=view,
+            entry_point=way,
+        )
 
     if getattr(operation, "stream_format", None):
         protected: Any = _refusing(view, policy)
     else:
-        protected = guard(view, run_of, is_async=operation.is_async or iscoroutinefunction(view))
+        protected = guard(
+            view, run_of, is_async=operation.is_async or iscoroutinefunction(view)
+        )
     protected.idempotency_entry_point, protected.idempotency_policy = way, policy
     return protected  # type: ignore[no-any-return]

@@ -17,7 +17,10 @@ from django.views import View as ClassView
 from django_idempotency.conf import resolve
 from django_idempotency.http import ninja
 from django_idempotency.http.run import RequestRun, guard, report_unguarded
-from django_idempotency.http.transactions import ProtectedClass, take_over_atomic_requests
+from django_idempotency.http.transactions import (
+    ProtectedClass,
+    take_over_atomic_requests,
+)
 from django_idempotency.values.outcomes import EntryPoint
 from django_idempotency.values.policy import Decorator, Policy
 
@@ -26,7 +29,14 @@ V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
 # Attributes that Django and others read from a view. A copy of its decorators gets those of the protected view.
-CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_policy", MARK)
+CARRIED = (
+    "cls",
+    "view_class",
+    "initkwargs",
+    "view_initkwargs",
+    "idempotency_policy",
+    MARK,
+)
 
 
 # --- The decorator ---------------------------------------------------------------------------------------------------
@@ -61,7 +71,11 @@ def _refuse_method(view: Any) -> None:
 
 
 def _refuse_second(view: Any) -> None:
-    methods = ClassView.http_method_names if isinstance(view, type) or view_class(view) else ["post"]
+    methods = (
+        ClassView.http_method_names
+        if isinstance(view, type) or view_class(view)
+        else ["post"]
+    )
     if any(has_entry_point(view, method) for method in methods):
         raise ImproperlyConfigured(
             f"{getattr(view, '__qualname__', view)} already has an entry point. Keep only one, and set its policy "
@@ -105,7 +119,11 @@ def idempotency_exempt(view: V) -> V:
 
 
 def _protect_class(view: type, policy: Policy, way: EntryPoint) -> type:
-    named_like = {"__module__": view.__module__, "__qualname__": view.__qualname__, "__doc__": view.__doc__}
+    named_like = {
+        "__module__": view.__module__,
+        "__qualname__": view.__qualname__,
+        "__doc__": view.__doc__,
+    }
     members = {**named_like, "idempotency_policy": policy, MARK: way}
     if _is_rest_framework(view):
         from django_idempotency.http.rest_framework import IdempotentMixin
@@ -121,16 +139,27 @@ def _is_rest_framework(view: type) -> bool:
 class _IdempotentView(ProtectedClass, ClassView):
     # Puts the entry point around the method that handles the request, so that the checks of ``dispatch`` run before it.
 
-    def idempotent_dispatch(self, inner: Callable[..., Any], request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def idempotent_dispatch(
+        self, inner: Callable[..., Any], request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> Any:
         cls, name = type(self), (request.method or "").lower()
         handler = getattr(self, name, None) if name in self.http_method_names else None
-        own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
-        own = [dispatch for dispatch in own if dispatch not in (ProtectedClass.dispatch, ClassView.dispatch)]
+        own = [
+            vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)
+        ]
+        own = [
+            dispatch
+            for dispatch in own
+            if dispatch not in (ProtectedClass.dispatch, ClassView.dispatch)
+        ]
         # Without a handler, it may do what the view does, as GraphQL views have it. Inside a transaction, no key can be
         # claimed.
         if own and (handler is None or all(map(opens_transaction, own))):
             return self._protect(inner)(request, *args, **kwargs)
-        if handler is None and cls.http_method_not_allowed is not ClassView.http_method_not_allowed:
+        if (
+            handler is None
+            and cls.http_method_not_allowed is not ClassView.http_method_not_allowed
+        ):
             name, handler = "http_method_not_allowed", self.http_method_not_allowed
         if handler is not None:
             setattr(self, name, self._protect(handler))
@@ -138,11 +167,15 @@ class _IdempotentView(ProtectedClass, ClassView):
 
     def _report(self, request: HttpRequest, response: Any) -> Any:
         if not hasattr(request, "idempotency"):  # as no run has begun
-            report_unguarded(type(self), request, resolve(self.idempotency_policy), response)
+            report_unguarded(
+                type(self), request, resolve(self.idempotency_policy), response
+            )
         return response
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        return _protect_function(handler, self.idempotency_policy, self.idempotency_entry_point)
+        return _protect_function(
+            handler, self.idempotency_policy, self.idempotency_entry_point
+        )
 
 
 def apply_to(response: Any, use: Callable[[Any], Any]) -> Any:
@@ -189,7 +222,11 @@ def entry_point_policy(view: View, method: str | None) -> Policy | None:
 def is_exempt(view: View, method: str | None) -> bool:
     """Whether ``@idempotency_exempt`` is on ``view``, on its class, or on the function that handles ``method``."""
     parts = list(_parts(view, (method or "").lower()))
-    by_api_view = [part for part in parts if getattr(part, "__module__", "") == "rest_framework.decorators"]
+    by_api_view = [
+        part
+        for part in parts
+        if getattr(part, "__module__", "") == "rest_framework.decorators"
+    ]
     inside = (content for handler in by_api_view for content in closed_over(handler))
     return any(getattr(part, "idempotency_exempt", False) for part in (*parts, *inside))
 
@@ -199,8 +236,14 @@ def _parts(view: Any, method: str) -> Iterator[Any]:
         yield layer
         if (cls := layer if isinstance(layer, type) else view_class(layer)) is not None:
             actions = getattr(layer, "actions", None)  # of a viewset of REST framework
-            handler = actions.get(method, method) if isinstance(actions, dict) else method
-            yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, handler, None)))
+            handler = (
+                actions.get(method, method) if isinstance(actions, dict) else method
+            )
+            yield from (
+                cls,
+                *layers(getattr(cls, "dispatch", None)),
+                *layers(getattr(cls, handler, None)),
+            )
         yield from ninja.functions(layer, method)
 
 
@@ -254,7 +297,11 @@ def behind_entry_point(view: View, policy: Policy | None = None) -> View:
     if ninja.path_view(view) is not None:
         return ninja.behind_entry_points(view, policy, way)
     policy = policy or (Policy(mode="lease") if is_async(view) else Policy())
-    behind = _class_behind_entry_point if _made_by_as_view(view) else _function_behind_entry_point
+    behind = (
+        _class_behind_entry_point
+        if _made_by_as_view(view)
+        else _function_behind_entry_point
+    )
     return behind(view, policy, way)
 
 
@@ -267,18 +314,31 @@ def innermost(view: View) -> View:
 
 def _inner(view: View) -> Any:
     inner = getattr(view, "__wrapped__", None)
-    is_called = inner is not None and any(content is inner for content in closed_over(view))
+    is_called = inner is not None and any(
+        content is inner for content in closed_over(view)
+    )
     return inner if is_called and not opens_transaction(view) else None
 
 
 def opens_transaction(view: View) -> bool:
     """Whether ``view`` is decorated with ``transaction.atomic``."""
-    contents = [part for part in closed_over(view) for part in (part if isinstance(part, list | tuple) else [part])]
-    return any(isinstance(part, transaction.Atomic) or part is transaction.atomic for part in contents)
+    contents = [
+        part
+        for part in closed_over(view)
+        for part in (part if isinstance(part, list | tuple) else [part])
+    ]
+    return any(
+        isinstance(part, transaction.Atomic) or part is transaction.atomic
+        for part in contents
+    )
 
 
 def closed_over(view: Any) -> list[Any]:
-    return [_content(cell) for cell in view.__closure__ or ()] if isinstance(view, FunctionType) else []
+    return (
+        [_content(cell) for cell in view.__closure__ or ()]
+        if isinstance(view, FunctionType)
+        else []
+    )
 
 
 def _content(cell: CellType) -> object:
@@ -290,15 +350,22 @@ def _content(cell: CellType) -> object:
 
 def _with_content(view: Any, content: object, replacement: object) -> FunctionType:
     """Return a copy of a function's code, with ``replacement`` in place of ``content`` in its closure."""
-    closure = tuple(CellType(replacement) if _content(cell) is content else cell for cell in view.__closure__)
-    copy = FunctionType(view.__code__, view.__globals__, view.__name__, view.__defaults__, closure)
+    closure = tuple(
+        CellType(replacement) if _content(cell) is content else cell
+        for cell in view.__closure__
+    )
+    copy = FunctionType(
+        view.__code__, view.__globals__, view.__name__, view.__defaults__, closure
+    )
     copy.__kwdefaults__ = view.__kwdefaults__
     return copy
 
 
 def _rethreaded(view: Any, inner: View, replacement: View) -> View:
     copy = _with_content(view, inner, replacement)
-    carried = {name: vars(replacement)[name] for name in CARRIED if name in vars(replacement)}
+    carried = {
+        name: vars(replacement)[name] for name in CARRIED if name in vars(replacement)
+    }
     copy.__dict__.update(vars(view) | carried | {"__wrapped__": replacement})
     return take_over_atomic_requests(copy)
 
@@ -318,6 +385,9 @@ def _class_behind_entry_point(view: Any, policy: Policy, way: EntryPoint) -> Vie
     copy: Any = _with_content(view, cls, protected)
     for name in WRAPPER_ASSIGNMENTS:
         setattr(copy, name, getattr(view, name))
-    copy.__dict__.update(vars(view) | {name: protected for name in ("cls", "view_class") if name in vars(view)})
+    copy.__dict__.update(
+        vars(view)
+        | {name: protected for name in ("cls", "view_class") if name in vars(view)}
+    )
     behind: View = take_over_atomic_requests(copy)
     return behind

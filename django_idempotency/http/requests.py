@@ -20,21 +20,37 @@ from django_idempotency.conf import conf, max_body_in_memory, max_fields
 from django_idempotency.engine.digests import keyed
 from django_idempotency.reporting.logs import is_due, log
 from django_idempotency.values import fingerprints
-from django_idempotency.values.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
+from django_idempotency.values.exceptions import (
+    AnonymousKey,
+    MalformedKey,
+    MissingKey,
+    RequestIncomplete,
+)
 from django_idempotency.values.keys import parse_key
-from django_idempotency.values.outcomes import EntryPoint, Operation, StoredRecord, dotted_name
+from django_idempotency.values.outcomes import (
+    EntryPoint,
+    Operation,
+    StoredRecord,
+    dotted_name,
+)
 from django_idempotency.values.policy import Fingerprint, Policy, is_async
 from django_idempotency.values.scopes import CUSTOM, BuiltInScope, caller_scope
 
 SHORTEST_SECRET = 8  # characters; shorter ones may be part of a scope by chance
-UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates, which PostgreSQL can't store in text
+UNSTORABLE = re.compile(
+    r"[\0\ud800-\udfff]"
+)  # NUL and lone surrogates, which PostgreSQL can't store in text
 
 
 def expect_request(request: object) -> None:
     """Raise ``ImproperlyConfigured`` if ``request`` is something else, because an entry point is misplaced."""
     if isinstance(request, HttpRequest):
         return
-    inside = "below @api_view or on a method of an APIView" if hasattr(request, "_request") else "on a method"
+    inside = (
+        "below @api_view or on a method of an APIView"
+        if hasattr(request, "_request")
+        else "on a method"
+    )
     raise ImproperlyConfigured(
         f"An entry point got {type(request).__name__} instead of an HttpRequest, as happens {inside}. Put @idempotent "
         "above @api_view, make IdempotentMixin the first base of an APIView, or put @method_decorator(idempotent, "
@@ -107,7 +123,9 @@ def scope_and_key(
     scope = _scope(caller, policy)
     if scope is None and _ignores_anonymous(policy, entry_point):
         if warned_of and getattr(caller, "auth", None):  # the caller is not anonymous
-            _warn_of_missing_scope("was ignored, and the request runs unprotected", warned_of)
+            _warn_of_missing_scope(
+                "was ignored, and the request runs unprotected", warned_of
+            )
         return None
     header = request.META.get(conf().meta_name)
     if header is None:
@@ -122,26 +140,43 @@ def scope_and_key(
 
 
 def observed_operation(
-    request: HttpRequest, policy: Policy, key: str, sender: object, entry_point: EntryPoint
+    request: HttpRequest,
+    policy: Policy,
+    key: str,
+    sender: object,
+    entry_point: EntryPoint,
 ) -> Operation | None:
     """Return the operation of a request that is only watched; ``None`` if it has no scope. ``key`` may be empty."""
     scope = _scope(request, policy)
     if scope is None:
         return None
     fingerprint = fingerprint_of(request, request, policy)
-    return keyed(Operation(scope, key, fingerprint, digest=fingerprint, sender=sender, entry_point=entry_point))
+    return keyed(
+        Operation(
+            scope,
+            key,
+            fingerprint,
+            digest=fingerprint,
+            sender=sender,
+            entry_point=entry_point,
+        )
+    )
 
 
 def _refuse_unfit(key: str, policy: Policy) -> None:
     if len(key) < policy.keys.min_length:
         raise MalformedKey(
-            gettext_noop("The idempotency key has %(length)d characters; this operation requires at least %(least)d."),
+            gettext_noop(
+                "The idempotency key has %(length)d characters; this operation requires at least %(least)d."
+            ),
             length=len(key),
             least=policy.keys.min_length,
         )
     if policy.keys.pattern is not None and not policy.keys.pattern.fullmatch(key):
         raise MalformedKey(
-            gettext_noop("The idempotency key %(key)s does not match %(pattern)s, which this operation requires."),
+            gettext_noop(
+                "The idempotency key %(key)s does not match %(pattern)s, which this operation requires."
+            ),
             key=ascii(key),
             pattern=policy.keys.pattern.pattern,
         )
@@ -178,7 +213,9 @@ def _scope(caller: HttpRequest, policy: Policy) -> str | None:
         return None
     if UNSTORABLE.search(scope):
         raise MalformedKey(
-            gettext_noop("The scope %(scope)s of this request contains a character that can't be stored."),
+            gettext_noop(
+                "The scope %(scope)s of this request contains a character that can't be stored."
+            ),
             scope=ascii(scope),
         )
     if not callable(policy.scope) or isinstance(scope, BuiltInScope):
@@ -202,7 +239,10 @@ def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
     """Raise ``ImproperlyConfigured`` for a scope that contains the request's credentials, which would be stored."""
     header = caller.META.get("HTTP_AUTHORIZATION", "")
     _scheme, _space, credentials = header.partition(" ")
-    if any(len(secret) >= SHORTEST_SECRET and secret in scope for secret in (header, credentials.strip())):
+    if any(
+        len(secret) >= SHORTEST_SECRET and secret in scope
+        for secret in (header, credentials.strip())
+    ):
         raise ImproperlyConfigured(
             "The scope callable returns the credentials of the Authorization header, and scopes are stored in clear "
             "text. Return something that stays the same when they are renewed, such as the id of the user or the "
@@ -212,10 +252,14 @@ def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
 
 def default_scope(caller: HttpRequest, policy: Policy) -> str | None:
     """Return the scope of a request whose policy sets none, which is that of its caller."""
-    return caller_scope(caller, None if callable(policy.using) else engine.alias(policy))
+    return caller_scope(
+        caller, None if callable(policy.using) else engine.alias(policy)
+    )
 
 
-def _permits(caller: HttpRequest, policy: Policy) -> Callable[[StoredRecord], object] | None:
+def _permits(
+    caller: HttpRequest, policy: Policy
+) -> Callable[[StoredRecord], object] | None:
     if policy.may_replay is None:
         return None
     ask: Any = policy.may_replay
@@ -223,27 +267,47 @@ def _permits(caller: HttpRequest, policy: Policy) -> Callable[[StoredRecord], ob
 
 
 def fingerprint_of(
-    request: HttpRequest, caller: HttpRequest, policy: Policy, *, leave_out: Collection[str] = ()
+    request: HttpRequest,
+    caller: HttpRequest,
+    policy: Policy,
+    *,
+    leave_out: Collection[str] = (),
 ) -> bytes:
     """Return the fingerprint of ``request`` as ``policy`` has it. ``leave_out``: more fields that don't count."""
     fingerprint = _of_content(request, caller, policy, leave_out)
     if not policy.compared_headers:
         return fingerprint
-    values = [(name, request.headers.get(name)) for name in sorted(map(str.lower, policy.compared_headers))]
+    values = [
+        (name, request.headers.get(name))
+        for name in sorted(map(str.lower, policy.compared_headers))
+    ]
     parts = [f"{name}{'' if value is None else f'={value}'}" for name, value in values]
-    return fingerprints.digest([fingerprint, *(part.encode("utf-8", "surrogatepass") for part in parts)])
+    return fingerprints.digest(
+        [fingerprint, *(part.encode("utf-8", "surrogatepass") for part in parts)]
+    )
 
 
-def _of_content(request: HttpRequest, caller: HttpRequest, policy: Policy, leave_out: Collection[str]) -> bytes:
+def _of_content(
+    request: HttpRequest,
+    caller: HttpRequest,
+    policy: Policy,
+    leave_out: Collection[str],
+) -> bytes:
     if not isinstance(compared := policy.fingerprint, Fingerprint):
         return fingerprints.of_bytes(request, compared(caller))
     exclude = {*compared.exclude, *leave_out}
-    return fingerprints.fingerprint(request, only=compared.only, exclude=exclude, max_fields=max_fields())
+    return fingerprints.fingerprint(
+        request, only=compared.only, exclude=exclude, max_fields=max_fields()
+    )
 
 
 def _refuse_incomplete(request: HttpRequest) -> None:
     stated = _content_length(request)
-    received = len(request.body) if hasattr(request, "_body") else _read_so_far(request, stated)
+    received = (
+        len(request.body)
+        if hasattr(request, "_body")
+        else _read_so_far(request, stated)
+    )
     if received < stated:
         raise RequestIncomplete(received, stated)
 

@@ -30,19 +30,32 @@ def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
 
     Neither is a page of REST framework's browsable API, whose forms hold the caller's CSRF token.
     """
-    headers = tuple((name, value) for name, value in response.items() if may_be_stored(name))
+    headers = tuple(
+        (name, value) for name, value in response.items() if may_be_stored(name)
+    )
     if policy.store_cookies:
-        headers += tuple(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
+        headers += tuple(
+            ("Set-Cookie", morsel.OutputString())
+            for morsel in response.cookies.values()
+        )
     # With a header that can't be sent, a stored response would count as damaged.
     sendable = tuple(header for header in headers if is_header(*header))
     return StoredResponse(response.status_code, sendable, _body(response, policy))
 
 
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
-    if response.streaming or not isinstance(response, HttpResponse) or is_browsable_page(response):
+    if (
+        response.streaming
+        or not isinstance(response, HttpResponse)
+        or is_browsable_page(response)
+    ):
         return None
     is_in_file = not FILE_HEADERS.isdisjoint(map(str.lower, response.headers))
-    return None if is_in_file or len(response.content) > policy.body.limit else response.content
+    return (
+        None
+        if is_in_file or len(response.content) > policy.body.limit
+        else response.content
+    )
 
 
 def is_browsable_page(response: Any) -> bool:
@@ -50,13 +63,17 @@ def is_browsable_page(response: Any) -> bool:
     return hasattr(getattr(response, "accepted_renderer", None), "get_default_renderer")
 
 
-def replay(response: StoredResponse, make: Callable[..., HttpResponse] = HttpResponse) -> HttpResponse:
+def replay(
+    response: StoredResponse, make: Callable[..., HttpResponse] = HttpResponse
+) -> HttpResponse:
     """Return the stored response, marked as a replay. One that was stored without its body says so.
 
     ``make``: the class of the response.
     """
     headers = {
-        name: value for name, value in response.headers if name != "Set-Cookie" and not is_about_caching(name.lower())
+        name: value
+        for name, value in response.headers
+        if name != "Set-Cookie" and not is_about_caching(name.lower())
     }
     headers |= {"Cache-Control": NO_STORE, REPLAYED: "true"}
     replayed = _with_headers(response, headers, make)
@@ -66,7 +83,9 @@ def replay(response: StoredResponse, make: Callable[..., HttpResponse] = HttpRes
     return replayed
 
 
-def _with_headers(response: StoredResponse, headers: dict[str, str], make: Callable[..., HttpResponse]) -> HttpResponse:
+def _with_headers(
+    response: StoredResponse, headers: dict[str, str], make: Callable[..., HttpResponse]
+) -> HttpResponse:
     if response.body is None and response.status not in WITHOUT_BODY:
         replayed = problem_response(replace(NOT_STORED, status=response.status), make)
         for name, value in headers.items():
@@ -74,12 +93,16 @@ def _with_headers(response: StoredResponse, headers: dict[str, str], make: Calla
                 replayed.headers[name] = value
         return replayed
     replayed = make(response.body or b"", status=response.status, headers=headers)
-    if not any(name.lower() == "content-type" for name in headers):  # Django adds its own
+    if not any(
+        name.lower() == "content-type" for name in headers
+    ):  # Django adds its own
         del replayed.headers["Content-Type"]
     return replayed
 
 
-def problem_response(problem: Problem, make: Callable[..., HttpResponse] = HttpResponse) -> HttpResponse:
+def problem_response(
+    problem: Problem, make: Callable[..., HttpResponse] = HttpResponse
+) -> HttpResponse:
     response = problem.response(conf().problem_type_base_url)
     return make(response.body, status=response.status, headers=dict(response.headers))
 

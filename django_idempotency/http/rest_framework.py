@@ -24,7 +24,12 @@ from django_idempotency.http.requests import has_moderate_body
 from django_idempotency.http.responses import mark_refusal
 from django_idempotency.http.run import Refused, RequestRun, report_unguarded
 from django_idempotency.http.transactions import ProtectedClass
-from django_idempotency.values.outcomes import EntryPoint, Operation, Replay, StoredResponse
+from django_idempotency.values.outcomes import (
+    EntryPoint,
+    Operation,
+    Replay,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Fingerprint, Policy
 from django_idempotency.values.problems import PROBLEM_JSON, Problem, problem
 
@@ -59,13 +64,22 @@ class IdempotentMixin(ProtectedClass):
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
-        _refuse_policy(cls, initkwargs.get("idempotency_policy", cls.idempotency_policy))
+        _refuse_policy(
+            cls, initkwargs.get("idempotency_policy", cls.idempotency_policy)
+        )
         if getattr(cls, "view_is_async", False):
             _refuse_async(cls.__qualname__)
         return super().as_view(*args, **initkwargs)
 
-    def idempotent_dispatch(self, inner: Dispatch, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        run = DispatchRun(self, request, resolve(self.idempotency_policy), self.idempotency_entry_point)
+    def idempotent_dispatch(
+        self, inner: Dispatch, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        run = DispatchRun(
+            self,
+            request,
+            resolve(self.idempotency_policy),
+            self.idempotency_entry_point,
+        )
         return run.dispatch(inner, *args, **kwargs)
 
 
@@ -99,7 +113,9 @@ def _refuse_policy(cls: type, policy: object) -> None:
 def _refuse_misspelt_policy(cls: type) -> None:
     for name, value in vars(cls).items():
         if isinstance(value, Policy) and "idempotency_policy" not in vars(cls):
-            raise ImproperlyConfigured(f"Nothing reads {cls.__qualname__}.{name}: write idempotency_policy.")
+            raise ImproperlyConfigured(
+                f"Nothing reads {cls.__qualname__}.{name}: write idempotency_policy."
+            )
 
 
 class ReplayedResponse(HttpResponse):
@@ -122,15 +138,23 @@ class ReplayedResponse(HttpResponse):
 class DispatchRun(RequestRun):
     replayed_as = ReplayedResponse
 
-    def __init__(self, view: Any, request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> None:
+    def __init__(
+        self, view: Any, request: HttpRequest, policy: Policy, entry_point: EntryPoint
+    ) -> None:
         super().__init__(request, policy, sender=type(view), entry_point=entry_point)
         self.view = view
         self.replayed: StoredResponse | None = None
 
-    def dispatch(self, dispatch: Dispatch, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def dispatch(
+        self, dispatch: Dispatch, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
         """Run ``dispatch`` of the view with an entry point around the handler that it calls."""
         name = (self.request.method or "").lower()
-        handler = getattr(self.view, name, None) if name in self.view.http_method_names else None
+        handler = (
+            getattr(self.view, name, None)
+            if name in self.view.http_method_names
+            else None
+        )
         if iscoroutinefunction(handler):
             _refuse_async(f"{type(self.view).__qualname__}.{name}")
         if handler is None:
@@ -138,24 +162,39 @@ class DispatchRun(RequestRun):
         else:  # with the handler's attributes, which permissions may ask for
             setattr(self.view, name, wraps(handler)(partial(self.guarded, handler)))
         if self.is_keyed:
-            self.view_handle_exception, self.view.handle_exception = self.view.handle_exception, self.handle_exception
+            self.view_handle_exception, self.view.handle_exception = (
+                self.view.handle_exception,
+                self.handle_exception,
+            )
             self._keep_body()
         response: HttpResponseBase | None = None
         try:
             response = self.perform(partial(dispatch, self.request, *args, **kwargs))
         except Exception as error:
-            if self.run is not None and (self.run.lost or isinstance(error, IdempotencyProblem)):
+            if self.run is not None and (
+                self.run.lost or isinstance(error, IdempotencyProblem)
+            ):
                 response = self._finalized(error, *args, **kwargs)
-            elif self.replayed is None:  # else finalizing it has failed: it was finalized before it was stored
+            elif (
+                self.replayed is None
+            ):  # else finalizing it has failed: it was finalized before it was stored
                 raise
         if not self.is_reached:
             report_unguarded(type(self.view), self.request, self.policy, response)
-        return self.replay(self.replayed) if self.replayed is not None else cast("HttpResponseBase", response)
+        return (
+            self.replay(self.replayed)
+            if self.replayed is not None
+            else cast("HttpResponseBase", response)
+        )
 
     def _keep_body(self) -> None:
         """Keep the body for the fingerprint: a permission may read the data, and most parsers leave nothing of it."""
         is_form = self.request.content_type == "multipart/form-data"
-        if isinstance(self.policy.fingerprint, Fingerprint) and not is_form and has_moderate_body(self.request):
+        if (
+            isinstance(self.policy.fingerprint, Fingerprint)
+            and not is_form
+            and has_moderate_body(self.request)
+        ):
             with suppress(RawPostDataException):
                 _ = self.request.body
 
@@ -163,7 +202,9 @@ class DispatchRun(RequestRun):
         caller = self.view.request
         if self.request.content_type == "multipart/form-data":
             try:
-                _ = caller.data  # parse it with the view's own parsers, which may refuse it
+                _ = (
+                    caller.data
+                )  # parse it with the view's own parsers, which may refuse it
             except UnsupportedMediaType:  # the view may not need it
                 _ = self.request.body
         return super().identify(caller)
@@ -182,7 +223,9 @@ class DispatchRun(RequestRun):
             _shape_problem(self.view.request, response, exc)
         return response
 
-    def _finalized(self, error: Exception, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def _finalized(
+        self, error: Exception, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
         view = self.view
         response = view.handle_exception(error)
         view.response = view.finalize_response(view.request, response, *args, **kwargs)
@@ -200,12 +243,19 @@ def _unmarked(using: str | None) -> Iterator[None]:
         transaction.set_rollback(False, using=using)
 
 
-def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem) -> None:
+def _shape_problem(
+    request: Request, response: Response, exc: IdempotencyProblem
+) -> None:
     mark_refusal(response)
     base = conf().problem_type_base_url
     for name, value in exc.problem.headers(base):
         response.headers.setdefault(name, value)
-    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler returns
+    if getattr(response, "data", None) == {
+        "detail": exc.detail
+    }:  # what REST framework's own handler returns
         response.data = exc.problem.members(base)
-        if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
+        if (
+            getattr(request, "accepted_renderer", None)
+            and request.accepted_renderer.media_type == "application/json"
+        ):
             response.content_type = PROBLEM_JSON

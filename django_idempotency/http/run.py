@@ -20,7 +20,12 @@ from django_idempotency.http.responses import mark_refusal, problem_response, re
 from django_idempotency.http.transactions import is_atomic_request, open_atomic_requests
 from django_idempotency.http.verdicts import verdict_of, verdict_on
 from django_idempotency.reporting.logs import is_due, log
-from django_idempotency.values.exceptions import IdempotencyError, ReplayForbidden, StoreUnavailable, TerminalFailure
+from django_idempotency.values.exceptions import (
+    IdempotencyError,
+    ReplayForbidden,
+    StoreUnavailable,
+    TerminalFailure,
+)
 from django_idempotency.values.outcomes import (
     Duplicate,
     EntryPoint,
@@ -47,7 +52,14 @@ class RequestRun:
 
     replayed_as: type[HttpResponse] = HttpResponse
 
-    def __init__(self, request: HttpRequest, policy: Policy, *, sender: object, entry_point: EntryPoint) -> None:
+    def __init__(
+        self,
+        request: HttpRequest,
+        policy: Policy,
+        *,
+        sender: object,
+        entry_point: EntryPoint,
+    ) -> None:
         expect_request(request)
         self.request = request
         self.policy = policy
@@ -79,7 +91,9 @@ class RequestRun:
                     self._raise_failure(returned)
             finally:
                 self._leave()
-        except Exception as error:  # a signal's handler may raise one from the block above, too
+        except (
+            Exception
+        ) as error:  # a signal's handler may raise one from the block above, too
             raised = error
         except BaseException as error:
             if self.run is not None:
@@ -107,13 +121,21 @@ class RequestRun:
         """
         if self.policy.is_atomic:
             view_name = dotted_name(self.sender)
-            raise ImproperlyConfigured(f'{view_name} is an async view in atomic mode; set mode="lease" for it.')
+            raise ImproperlyConfigured(
+                f'{view_name} is an async view in atomic mode; set mode="lease" for it.'
+            )
         returned, raised = None, None
         try:
             try:
                 try:
-                    refused = self._enter(await self._begin_waiting() if self.is_keyed else None)
-                    returned = self.rendered(await view()) if refused is None else self.refuse(refused)
+                    refused = self._enter(
+                        await self._begin_waiting() if self.is_keyed else None
+                    )
+                    returned = (
+                        self.rendered(await view())
+                        if refused is None
+                        else self.refuse(refused)
+                    )
                 except TerminalFailure as failure:
                     returned = self.rendered(self._failed(failure))
                 except Exception as error:
@@ -131,11 +153,17 @@ class RequestRun:
         return end() if self.run is None else await engine.shielded(end)
 
     async def _begin_waiting(self) -> engine.Run | Refused | None:
-        begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
+        begun = await engine.shielded(
+            partial(self._begin, engine.begin_or_wait), undo=engine.give_back
+        )
         with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
             while isinstance(begun, engine.Pending):
                 await asyncio.sleep(begun.pause)
-                again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
+                again = partial(
+                    self._unless_refused,
+                    begun.operation,
+                    partial(engine.begin_again, begun),
+                )
                 begun = await engine.shielded(again, undo=engine.give_back)
         return begun
 
@@ -176,8 +204,12 @@ class RequestRun:
 
     def _open_transactions(self) -> None:
         """Open Django's transactions, unless an outer entry point has opened them for the same run."""
-        if self.transactions is not None and (self.run is not None or self.outer is None):
-            open_atomic_requests(self.transactions, self.request, but=self.transactional_on)
+        if self.transactions is not None and (
+            self.run is not None or self.outer is None
+        ):
+            open_atomic_requests(
+                self.transactions, self.request, but=self.transactional_on
+            )
 
     @property
     def transactional_on(self) -> str | None:
@@ -201,7 +233,9 @@ class RequestRun:
 
     # --- The begin
 
-    def _begin(self, begin: Callable[[Operation, Policy], T]) -> T | IdempotencyError | None:
+    def _begin(
+        self, begin: Callable[[Operation, Policy], T]
+    ) -> T | IdempotencyError | None:
         """Begin the run of the request's key; return ``None`` if the handler is to run without a claim of its own.
 
         That is the case without a scope if the key is ignored then, without a store if the policy sets ``fail_open``,
@@ -211,14 +245,24 @@ class RequestRun:
             operation = self.identify()
         except IdempotencyError as error:
             return error
-        if operation is None or (self.outer is not None and self.outer.claim.id == operation.id):
+        if operation is None or (
+            self.outer is not None and self.outer.claim.id == operation.id
+        ):
             return None
         return self._unless_refused(operation, partial(begin, operation, self.policy))
 
     def identify(self, caller: HttpRequest | None = None) -> Operation | None:
-        return identify(self.request, self.policy, sender=self.sender, entry_point=self.entry_point, caller=caller)
+        return identify(
+            self.request,
+            self.policy,
+            sender=self.sender,
+            entry_point=self.entry_point,
+            caller=caller,
+        )
 
-    def _unless_refused(self, operation: Operation, begin: Callable[[], T]) -> T | IdempotencyError | None:
+    def _unless_refused(
+        self, operation: Operation, begin: Callable[[], T]
+    ) -> T | IdempotencyError | None:
         try:
             return begin()
         except StoreUnavailable as error:
@@ -237,7 +281,9 @@ class RequestRun:
 
     # --- The end
 
-    def _end(self, response: HttpResponseBase | None, raised: Exception | None) -> HttpResponseBase:
+    def _end(
+        self, response: HttpResponseBase | None, raised: Exception | None
+    ) -> HttpResponseBase:
         """End the run with what the view has returned or raised, and return the response to send, or raise."""
         if self.run is None:
             if isinstance(raised, TerminalFailure) and self.outer is None:
@@ -255,35 +301,53 @@ class RequestRun:
             self.run.end(error=error)
             raise
         refused = _end_with(self.run, verdict, raised)
-        return cast("HttpResponseBase", response) if refused is None else self.refuse(refused)
+        return (
+            cast("HttpResponseBase", response)
+            if refused is None
+            else self.refuse(refused)
+        )
 
     def _verdict(
-        self, run: engine.Run, response: HttpResponseBase | None, raised: Exception | None
+        self,
+        run: engine.Run,
+        response: HttpResponseBase | None,
+        raised: Exception | None,
     ) -> tuple[Verdict, HttpResponseBase | None]:
         """Return what the view's end means for its record, and its response; none if Django makes that of ``raised``.
 
         The response is that of a ``TerminalFailure`` or of a middleware if the view has ``raised``. It is rendered.
         """
-        run.context.ending = True  # else a claim meanwhile would take the run for one that nobody ends
+        run.context.ending = (
+            True  # else a claim meanwhile would take the run for one that nobody ends
+        )
         try:
-            is_terminal, undone = isinstance(raised, TerminalFailure), self.is_undone and raised is not None
+            is_terminal, undone = (
+                isinstance(raised, TerminalFailure),
+                self.is_undone and raised is not None,
+            )
             if isinstance(raised, TerminalFailure):
                 response = raised.response
             elif raised is not None:
                 response = by_middleware(self.request, raised, run.transactional_on)
                 if response is None:
                     return verdict_on(raised, run.policy, rollback=undone), None
-            return verdict_of(run, response, terminal=is_terminal, rollback=undone), response
+            return verdict_of(
+                run, response, terminal=is_terminal, rollback=undone
+            ), response
         finally:
             run.context.ending = False
 
 
-def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_async: bool) -> Callable[..., Any]:
+def guard(
+    view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_async: bool
+) -> Callable[..., Any]:
     """Return ``view`` behind its entry point. ``run_of``: returns the run of a request, with the view's arguments."""
     if is_async:
 
         @wraps(view)
-        async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        async def aguarded(
+            request: HttpRequest, *args: Any, **kwargs: Any
+        ) -> HttpResponseBase:
             run = run_of(request, kwargs)
             return await run.aperform(partial(view, request, *args, **kwargs))
 
@@ -297,7 +361,9 @@ def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_asy
     return guarded
 
 
-def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None) -> Refused | None:
+def _end_with(
+    run: engine.Run, verdict: Verdict | None, raised: Exception | None
+) -> Refused | None:
     """End the run with a verdict, and raise what was ``raised`` again. Without a verdict, that was not expected.
 
     Return what the caller gets instead if another attempt took over, or if the store failed.
@@ -313,12 +379,17 @@ def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None
     return lost
 
 
-def report_unguarded(view: type, request: HttpRequest, policy: Policy, response: object) -> None:
+def report_unguarded(
+    view: type, request: HttpRequest, policy: Policy, response: object
+) -> None:
     """Report a success without a call of the handler, around which the entry point is, if ``request`` is keyed.
 
     Raises ``ImproperlyConfigured`` if the key is required. Otherwise, it is logged, once a minute at most for a view.
     """
-    if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
+    if (
+        not is_keyed(request, policy)
+        or not 200 <= getattr(response, "status_code", 0) < 300
+    ):
         return
     name = dotted_name(view)
     if policy.required:
@@ -328,7 +399,12 @@ def report_unguarded(view: type, request: HttpRequest, policy: Policy, response:
             "needs no handler."
         )
     if is_due(f"unprotected {name}"):
-        log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
+        log(
+            logging.ERROR,
+            "unprotected",
+            "%s runs unprotected: its dispatch() does not call the handler",
+            name,
+        )
 
 
 def running(request: HttpRequest) -> engine.Context | None:

@@ -48,7 +48,9 @@ class ProtectedClass:
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         view = super().as_view(*args, **initkwargs)  # type: ignore[misc]
-        if cls.dispatch is ProtectedClass.dispatch:  # Django has copied nothing from the one that it hides
+        if (
+            cls.dispatch is ProtectedClass.dispatch
+        ):  # Django has copied nothing from the one that it hides
             vars(view).update(vars(super().dispatch) | vars(view))  # type: ignore[misc]
         return take_over_atomic_requests(view)
 
@@ -64,7 +66,9 @@ def is_atomic_request(using: str, request: HttpRequest) -> bool:
     return match is None or using not in _stated_on(match.func)
 
 
-def open_atomic_requests(stack: ExitStack, request: HttpRequest, *, but: str | None) -> None:
+def open_atomic_requests(
+    stack: ExitStack, request: HttpRequest, *, but: str | None
+) -> None:
     """Open the transactions that ``ATOMIC_REQUESTS`` asks for, except in ``but``, where one is open already."""
     for using in connections:
         if using != but and is_atomic_request(using, request):

@@ -13,11 +13,23 @@ from django.utils.translation import gettext_noop
 
 from django_idempotency.engine import Run
 from django_idempotency.http.responses import is_refusal, stored
-from django_idempotency.values.outcomes import Fail, Keep, Release, StoredResponse, Verdict
+from django_idempotency.values.outcomes import (
+    Fail,
+    Keep,
+    Release,
+    StoredResponse,
+    Verdict,
+)
 from django_idempotency.values.policy import Policy
 
 
-def verdict_for(response: StoredResponse, policy: Policy, *, terminal: bool = False, rollback: bool = False) -> Verdict:
+def verdict_for(
+    response: StoredResponse,
+    policy: Policy,
+    *,
+    terminal: bool = False,
+    rollback: bool = False,
+) -> Verdict:
     """Return what a response means for its record.
 
     ``terminal``: it is that of a ``TerminalFailure``, which undoes the effects and is stored whatever the policy.
@@ -50,7 +62,9 @@ def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> V
     return Fail(type(error).__name__)
 
 
-def verdict_of(run: Run, response: Any, *, terminal: bool = False, rollback: bool = False) -> Verdict:
+def verdict_of(
+    run: Run, response: Any, *, terminal: bool = False, rollback: bool = False
+) -> Verdict:
     """Render what a view has returned, and return what it means. ``terminal``, ``rollback``: as for ``verdict_for``.
 
     Raises what rendering raises. The effects have happened by then, so ``run.verdict`` is set before.
@@ -60,9 +74,13 @@ def verdict_of(run: Run, response: Any, *, terminal: bool = False, rollback: boo
             f"The view returned {type(response).__name__}, not an HttpResponse: there is no response to store. Apply "
             "the entry point where there is one (outside the code that turns a result into a response)."
         )
-    if is_refusal(response):  # of another entry point inside the view, whose operation is not done
+    if is_refusal(
+        response
+    ):  # of another entry point inside the view, whose operation is not done
         return Fail(gettext_noop("refused inside"))
-    verdict = partial(verdict_for, policy=run.policy, terminal=terminal, rollback=rollback)
+    verdict = partial(
+        verdict_for, policy=run.policy, terminal=terminal, rollback=rollback
+    )
     if not getattr(response, "is_rendered", True):
         run.verdict = verdict(StoredResponse(response.status_code, body=None))
         response.render()  # type: ignore[attr-defined]

@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 
 from django.db import connections
 
-from django_idempotency.maintenance.stats import MEASURES, alarms_of_store, at_most, labelled, outside_stores, stats
+from django_idempotency.maintenance.stats import (
+    MEASURES,
+    alarms_of_store,
+    at_most,
+    labelled,
+    outside_stores,
+    stats,
+)
 from django_idempotency.reporting.events import EVENTS, Event, Family, families
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import databases
@@ -67,7 +74,9 @@ def counters_of(family: Family | None) -> Iterator[Counter]:
     given = LABELS if family is None else (family.label,)
     for name, events in groupby(events_of(family), key=lambda event: event.name):
         first = next(events)
-        yield Counter(name, REJECTED if first.reason else first.meaning, (*given, *first.labels))
+        yield Counter(
+            name, REJECTED if first.reason else first.meaning, (*given, *first.labels)
+        )
 
 
 REJECTED = "A request was neither run nor replayed, by reason."
@@ -106,7 +115,9 @@ class GaugeFamily:
 
 UP: dict[str, float | None] = {"up": 1}
 DOWN: dict[str, float | None] = {"up": 0}
-RECORDS = GaugeFamily("database", (*GAUGES, TABLE_UP), lambda using: {using: stats(using=using) | UP})
+RECORDS = GaugeFamily(
+    "database", (*GAUGES, TABLE_UP), lambda using: {using: stats(using=using) | UP}
+)
 gauge_families = Registry(RECORDS)
 register = gauge_families.register  # has every adapter report a family
 
@@ -125,7 +136,9 @@ def in_opentelemetry(metric: Counter | Duration | Gauge) -> str:
     return f"{PREFIX}.{metric.name}"
 
 
-def labels(family: Family | None, sender: Any, operation: Operation | None = None) -> dict[str, str]:
+def labels(
+    family: Family | None, sender: Any, operation: Operation | None = None
+) -> dict[str, str]:
     """Return the labels of an event's count, without its reason. They never contain a key or a scope."""
     if operation is None:
         return {} if family is None else {family.label: sender}
@@ -141,19 +154,31 @@ class Instruments(ABC):
         families.for_each(self._count_family)
 
     def _count_family(self, family: Family | None) -> None:
-        self.counters |= {counter.name: self.make(counter) for counter in counters_of(family)}
+        self.counters |= {
+            counter.name: self.make(counter) for counter in counters_of(family)
+        }
 
     @abstractmethod
     def make(self, counter: Counter) -> Any: ...
 
     @abstractmethod
-    def count(self, event: Event, family: Family | None, given: dict[str, str], count: int) -> None:
+    def count(
+        self, event: Event, family: Family | None, given: dict[str, str], count: int
+    ) -> None:
         """``given``: the labels, but for the reason."""
 
     @abstractmethod
     def time(self, seconds: float, given: dict[str, str]) -> None: ...
 
-    def receive(self, event: Event, family: Family | None, *, sender: Any, count: int = 1, **named: Any) -> None:
+    def receive(
+        self,
+        event: Event,
+        family: Family | None,
+        *,
+        sender: Any,
+        count: int = 1,
+        **named: Any,
+    ) -> None:
         given = labels(family, sender, named.get("operation"))
         self.count(event, family, given, count)
         if "seconds" in named:
@@ -184,7 +209,9 @@ class Table:
 
     def reading(self) -> Reading:
         """Return a reading at most ``FRESH`` seconds old; an empty one if there was none in time."""
-        if not self._lock.acquire(timeout=LONGEST):  # another scrape is waiting already; one is enough
+        if not self._lock.acquire(
+            timeout=LONGEST
+        ):  # another scrape is waiting already; one is enough
             return {}
         try:
             if time.monotonic() - self._read_at >= FRESH:
@@ -199,7 +226,13 @@ def _unless_down(name: str, read: Callable[[], T]) -> T | None:
     try:
         return read()
     except Exception as error:  # a scrape must show the other metrics all the same
-        log(logging.WARNING, "table_down", "idempotency figures of %s could not be read: %s", name, cause(error))
+        log(
+            logging.WARNING,
+            "table_down",
+            "idempotency figures of %s could not be read: %s",
+            name,
+            cause(error),
+        )
         return None
 
 
@@ -210,8 +243,12 @@ os.register_at_fork(after_in_child=_tables.clear)
 def figures() -> Reading:
     """Return the figures of every database with records and of every store outside."""
     reads = {using: partial(_read, using) for using in databases()}
-    reads |= {labelled(alias): partial(_read_store, alias) for alias in outside_stores()}
-    found: dict[GaugeFamily, dict[str, Figures]] = {family: {} for family in gauge_families}
+    reads |= {
+        labelled(alias): partial(_read_store, alias) for alias in outside_stores()
+    }
+    found: dict[GaugeFamily, dict[str, Figures]] = {
+        family: {} for family in gauge_families
+    }
     for name, read in reads.items():
         reading = _tables.setdefault(name, Table(name, read)).reading()
         for family, of_family in ({RECORDS: {name: DOWN}} | reading).items():
@@ -219,12 +256,18 @@ def figures() -> Reading:
     return {**found}
 
 
-def samples(gauge: Gauge, family: GaugeFamily, reading: Reading) -> Iterator[tuple[dict[str, str], float]]:
+def samples(
+    gauge: Gauge, family: GaugeFamily, reading: Reading
+) -> Iterator[tuple[dict[str, str], float]]:
     """Yield the labels and the value of each sample of ``gauge``."""
     for value, of_value in reading[family].items():
         for percentile, name in gauge.fields.items():
             if (number := of_value.get(name)) is not None:
-                yield {family.label: value} | ({"percentile": percentile} if percentile else {}), number
+                yield (
+                    {family.label: value}
+                    | ({"percentile": percentile} if percentile else {}),
+                    number,
+                )
 
 
 def _read(using: str) -> Reading:
@@ -234,10 +277,14 @@ def _read(using: str) -> Reading:
     with closing(connection) if connection.connection is None else nullcontext():
         connection.ensure_connection()
         read = {
-            family: _unless_down(f"{using} by {family.label}", partial(_in_time, using, family.read))
+            family: _unless_down(
+                f"{using} by {family.label}", partial(_in_time, using, family.read)
+            )
             for family in gauge_families
         }
-    return {family: of_family for family, of_family in read.items() if of_family is not None}
+    return {
+        family: of_family for family, of_family in read.items() if of_family is not None
+    }
 
 
 def _in_time(using: str, read: Callable[[str], T]) -> T:

@@ -37,22 +37,33 @@ def install(meter_provider: MeterProvider | None = None) -> None:
 
 class _Instruments(Instruments):
     def __init__(self, meter_provider: MeterProvider | None) -> None:
-        self.meter = get_meter(django_idempotency.__name__, django_idempotency.__version__, meter_provider)
+        self.meter = get_meter(
+            django_idempotency.__name__, django_idempotency.__version__, meter_provider
+        )
         self.run = self.meter.create_histogram(
-            in_opentelemetry(RUN), RUN.unit, RUN.meaning, explicit_bucket_boundaries_advisory=RUN.buckets
+            in_opentelemetry(RUN),
+            RUN.unit,
+            RUN.meaning,
+            explicit_bucket_boundaries_advisory=RUN.buckets,
         )
         gauge_families.for_each(self._observe)
         super().__init__()
 
     def make(self, counter: Counter) -> metrics.Counter:
-        return self.meter.create_counter(in_opentelemetry(counter), "{event}", counter.meaning)
+        return self.meter.create_counter(
+            in_opentelemetry(counter), "{event}", counter.meaning
+        )
 
     def _observe(self, family: GaugeFamily) -> None:
         for gauge in family.gauges:
             observe = partial(_observe, gauge, family)
-            self.meter.create_observable_gauge(in_opentelemetry(gauge), [observe], gauge.unit, gauge.meaning)
+            self.meter.create_observable_gauge(
+                in_opentelemetry(gauge), [observe], gauge.unit, gauge.meaning
+            )
 
-    def count(self, event: Event, family: Family | None, given: dict[str, str], count: int) -> None:
+    def count(
+        self, event: Event, family: Family | None, given: dict[str, str], count: int
+    ) -> None:
         self.counters[event.name].add(count, given | event.labels)
 
     def time(self, seconds: float, given: dict[str, str]) -> None:
@@ -69,7 +80,9 @@ def _instruments(meter_provider: MeterProvider | None) -> _Instruments:
     return _Instruments(meter_provider)
 
 
-def _observe(gauge: Gauge, family: GaugeFamily, _options: CallbackOptions) -> Iterator[Observation]:
+def _observe(
+    gauge: Gauge, family: GaugeFamily, _options: CallbackOptions
+) -> Iterator[Observation]:
     for labels_of, value in samples(gauge, family, figures()):
         yield Observation(value, labels_of)
 
@@ -79,10 +92,15 @@ def _mark_span(event: Event, operation: Operation, named: Mapping[str, Any]) -> 
     if not span.is_recording():
         return
     shown = labels(None, None, operation) | {"record_id": str(operation.id)}
-    attributes: dict[str, Any] = {f"idempotency.{name}": value for name, value in shown.items()}
+    attributes: dict[str, Any] = {
+        f"idempotency.{name}": value for name, value in shown.items()
+    }
     if event.name in OUTCOMES:
         replayed = event.signal is signals.response_replayed
-        attributes |= {"idempotency.outcome": event.counted_as, "idempotency.replayed": replayed}
+        attributes |= {
+            "idempotency.outcome": event.counted_as,
+            "idempotency.replayed": replayed,
+        }
     else:
         attributes["idempotency.verdict"] = event.name
     if "attempt" in named:

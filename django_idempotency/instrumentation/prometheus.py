@@ -40,11 +40,18 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
 def scrape(request: HttpRequest) -> HttpResponse:
     """Respond as ``unguarded_scrape`` to requests with one of ``METRICS_TOKENS`` as bearer token; else with 401."""
     scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
-    known = [constant_time_compare(token.strip(), known) for known in conf().metrics_tokens]
+    known = [
+        constant_time_compare(token.strip(), known) for known in conf().metrics_tokens
+    ]
     if scheme.lower() == "bearer" and any(known):
         return unguarded_scrape(request)
     refused = "The metrics need a bearer token.\n"
-    return HttpResponse(refused, "text/plain; charset=utf-8", 401, headers={"WWW-Authenticate": "Bearer"})
+    return HttpResponse(
+        refused,
+        "text/plain; charset=utf-8",
+        401,
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 @non_atomic_requests
@@ -89,17 +96,26 @@ class _Counts(Instruments):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.run = prometheus_client.Histogram(
-            in_prometheus(RUN), RUN.meaning, LABELS, buckets=RUN.buckets, registry=registry
+            in_prometheus(RUN),
+            RUN.meaning,
+            LABELS,
+            buckets=RUN.buckets,
+            registry=registry,
         )
         self.known: set[tuple[str, ...]] = set()
         super().__init__()
 
     def make(self, counter: Counter) -> prometheus_client.Counter:
         return prometheus_client.Counter(
-            in_prometheus(counter), counter.meaning, counter.labels, registry=self.registry
+            in_prometheus(counter),
+            counter.meaning,
+            counter.labels,
+            registry=self.registry,
         )
 
-    def count(self, event: Event, family: Family | None, given: dict[str, str], count: int) -> None:
+    def count(
+        self, event: Event, family: Family | None, given: dict[str, str], count: int
+    ) -> None:
         self._start_at_zero(given, family)
         self.counters[event.name].labels(**given, **event.labels).inc(count)
 

@@ -12,7 +12,13 @@ from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
     from django_idempotency.maintenance.cleaner import cleanup, drop_bodies
-    from django_idempotency.maintenance.decisions import Refusal, allow_retry, extend, fail, resolve
+    from django_idempotency.maintenance.decisions import (
+        Refusal,
+        allow_retry,
+        extend,
+        fail,
+        resolve,
+    )
     from django_idempotency.maintenance.privacy import erase, export, reencrypt
     from django_idempotency.maintenance.reaper import reap
     from django_idempotency.maintenance.sweep import Bounds, Swept

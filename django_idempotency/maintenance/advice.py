@@ -38,7 +38,11 @@ def standing_of(record: Any) -> Standing:
     A locked row means that an owner is at work.
     """
     if record.status in LIVE:
-        return Standing.LAPSED if record.locked_until < record.now and not record.locked else Standing.RUNNING
+        return (
+            Standing.LAPSED
+            if record.locked_until < record.now and not record.locked
+            else Standing.RUNNING
+        )
     if record.on_hold:
         return Standing.ON_HOLD
     if record.response_status is None:
@@ -48,7 +52,9 @@ def standing_of(record: Any) -> Standing:
 
 def seconds_of(record: Any) -> float:
     """Return for how many seconds the record has been in its state: since its claim, or since its end."""
-    seconds: float = (record.now - (record.locked_at or record.updated_at)).total_seconds()
+    seconds: float = (
+        record.now - (record.locked_at or record.updated_at)
+    ).total_seconds()
     return seconds
 
 
@@ -69,7 +75,9 @@ class Advice:
     safe: str | Promise
 
 
-_NEXT_RUNS = _("The next request with the key runs again; without one, the reaper frees it.")
+_NEXT_RUNS = _(
+    "The next request with the key runs again; without one, the reaper frees it."
+)
 _RETRY_IS_SAFE = _(
     "Nothing has to be done. A retry is safe as far as this database goes: what the owner wrote here was rolled back."
 )
@@ -77,11 +85,18 @@ _IT_HAS_ENDED = _("Nothing has to be done, and nothing can be done: it has ended
 
 # What ``advice`` says in each case. ``age`` and ``claimed`` are for how long a record has been so, ``left``
 # and ``late`` are the time until and since the end of its lease or of its retention, and ``lapsed`` is one of these:
-ONCE_LAPSED = {True: _("The next request with the key, or the reaper, puts it on hold."), False: _NEXT_RUNS}
+ONCE_LAPSED = {
+    True: _("The next request with the key, or the reaper, puts it on hold."),
+    False: _NEXT_RUNS,
+}
 ADVICE = {
     "on hold": Advice(
-        _("On hold for %(age)s: it is not known whether the operation took place (%(reason)s)."),
-        _("Nothing. It never runs again and is never deleted. Retries get 409 until an operator decides."),
+        _(
+            "On hold for %(age)s: it is not known whether the operation took place (%(reason)s)."
+        ),
+        _(
+            "Nothing. It never runs again and is never deleted. Retries get 409 until an operator decides."
+        ),
         _(
             "Find out whether the operation took place. If it did, resolve it with its response. If it did not, "
             "allow a retry. If it must no longer take place, mark it as failed."
@@ -89,8 +104,12 @@ ADVICE = {
     ),
     "free to retry": Advice(
         _("Free to retry: the last run failed %(age)s ago (%(reason)s)."),
-        _("The next request with the key runs again. Without one, the record is deleted eventually."),
-        _("Nothing has to be done. If it must never run again, mark it as failed or resolve it."),
+        _(
+            "The next request with the key runs again. Without one, the record is deleted eventually."
+        ),
+        _(
+            "Nothing has to be done. If it must never run again, mark it as failed or resolve it."
+        ),
     ),
     "ended": Advice(
         _("It got its response, %(status)s, %(age)s ago."),
@@ -103,36 +122,58 @@ ADVICE = {
         _IT_HAS_ENDED,
     ),
     "leased": Advice(
-        _("In flight for %(claimed)s; its lease ends in %(left)s, so its owner may be alive."),
-        _("The owner renews the lease while it runs, and then ends. If it does not: %(lapsed)s"),
+        _(
+            "In flight for %(claimed)s; its lease ends in %(left)s, so its owner may be alive."
+        ),
+        _(
+            "The owner renews the lease while it runs, and then ends. If it does not: %(lapsed)s"
+        ),
         _("Wait. If the owner is well but does not renew its lease, extend the lease."),
     ),
     "lapsed": Advice(
-        _("Stuck: in flight for %(claimed)s, and its lease ran out %(late)s ago. Its owner is gone, or cut off."),
+        _(
+            "Stuck: in flight for %(claimed)s, and its lease ran out %(late)s ago. Its owner is gone, or cut off."
+        ),
         "%(lapsed)s",
         _(
             "If that is soon, wait for it. Before you allow a retry, resolve it or mark it as failed, find out "
             "whether the operation took place."
         ),
     ),
-    "started": Advice(_("Accepted %(claimed)s ago, but not started."), _NEXT_RUNS, _RETRY_IS_SAFE),
+    "started": Advice(
+        _("Accepted %(claimed)s ago, but not started."), _NEXT_RUNS, _RETRY_IS_SAFE
+    ),
     "locked": Advice(
-        _("In flight for %(claimed)s: a transaction has its row locked, so its owner is alive."),
-        _("When that transaction ends, the response is stored, or nothing is left of the run."),
-        _("Wait. To stop it, end its transaction: nothing that it wrote in this database remains."),
+        _(
+            "In flight for %(claimed)s: a transaction has its row locked, so its owner is alive."
+        ),
+        _(
+            "When that transaction ends, the response is stored, or nothing is left of the run."
+        ),
+        _(
+            "Wait. To stop it, end its transaction: nothing that it wrote in this database remains."
+        ),
     ),
     "locked or not": Advice(
-        _("In flight for %(claimed)s. This database does not show whether its owner is alive."),
-        _("If its owner is gone, the next request with the key runs again, or the reaper frees it."),
+        _(
+            "In flight for %(claimed)s. This database does not show whether its owner is alive."
+        ),
+        _(
+            "If its owner is gone, the next request with the key runs again, or the reaper frees it."
+        ),
         _("Wait. Allowing a retry is refused while its owner has the row locked."),
     ),
     "not locked": Advice(
-        _("In flight for %(claimed)s, and its row is not locked: its owner is about to begin, or is gone."),
+        _(
+            "In flight for %(claimed)s, and its row is not locked: its owner is about to begin, or is gone."
+        ),
         _NEXT_RUNS,
         _RETRY_IS_SAFE,
     ),
     "stuck": Advice(
-        _("Stuck: in flight for %(claimed)s, and its row is not locked. Its owner is gone."),
+        _(
+            "Stuck: in flight for %(claimed)s, and its row is not locked. Its owner is gone."
+        ),
         _NEXT_RUNS,
         _RETRY_IS_SAFE,
     ),
@@ -152,7 +193,9 @@ def advice(record: Any) -> Advice:
         "status": record.response_status,
         "lapsed": ONCE_LAPSED[record.hold_on_crash],
     }
-    return Advice(*(str(text) % facts for text in (said.what, said.by_itself, said.safe)))
+    return Advice(
+        *(str(text) % facts for text in (said.what, said.by_itself, said.safe))
+    )
 
 
 def _case(record: Any) -> str:
@@ -187,28 +230,42 @@ class Event:
 
 def timeline(record: Any) -> list[Event]:
     """Return the events of a record that was read with ``now``, in order, including those still to come."""
-    return sorted([*_events(record), *_decisions(record)], key=lambda event: event.at.timestamp())
+    return sorted(
+        [*_events(record), *_decisions(record)], key=lambda event: event.at.timestamp()
+    )
 
 
 def _decisions(record: Any) -> Iterator[Event]:
     for entry in history.entries_of_life(record) if history.is_kept() else ():
-        yield Event(entry.action_time, printable(entry.get_change_message()), by=printable(str(entry.user)))
+        yield Event(
+            entry.action_time,
+            printable(entry.get_change_message()),
+            by=printable(str(entry.user)),
+        )
 
 
 def _events(record: Any) -> Iterator[Event]:
     yield Event(record.created_at, _("first claimed"))
     if record.status in LIVE:
         if record.attempts > 1:
-            taken = _("claimed again, or taken over from an owner that was gone: attempt {number}")
+            taken = _(
+                "claimed again, or taken over from an owner that was gone: attempt {number}"
+            )
             yield Event(record.locked_at, format_lazy(taken, number=record.attempts))
         yield Event(record.locked_until, _lease(record))
         return
     yield Event(record.updated_at, _end(record))
     if record.last_replayed_at is not None:
-        replayed = ngettext_lazy("replayed once, then", "replayed %(count)d times, last then", "count")
+        replayed = ngettext_lazy(
+            "replayed once, then", "replayed %(count)d times, last then", "count"
+        )
         yield Event(record.last_replayed_at, replayed % {"count": record.replays})
     if not record.on_hold:
-        deduplicated = _("deduplicates until then") if record.expires_at > record.now else _("deduplicated until then")
+        deduplicated = (
+            _("deduplicates until then")
+            if record.expires_at > record.now
+            else _("deduplicated until then")
+        )
         yield Event(record.expires_at, deduplicated)
         yield Event(record.purge_at, _("kept at least until then"))
 
@@ -216,13 +273,23 @@ def _events(record: Any) -> Iterator[Event]:
 def _lease(record: Any) -> str | Promise:
     if record.mode == Atomic.word:
         return _("claimed until then; atomic mode does not renew it")
-    return _("the lease ran out") if record.locked_until < record.now else _("the lease ends")
+    return (
+        _("the lease ran out")
+        if record.locked_until < record.now
+        else _("the lease ends")
+    )
 
 
 def _end(record: Any) -> str | Promise:
     if record.response_status is not None:
         if record.response_body is None and record.updated_at >= record.expires_at:
             return _("its body was dropped")
-        return format_lazy(_("ended with the response {status}"), status=record.response_status)
-    text = _("put on hold: {reason}") if record.on_hold else _("failed, free to retry: {reason}")
+        return format_lazy(
+            _("ended with the response {status}"), status=record.response_status
+        )
+    text = (
+        _("put on hold: {reason}")
+        if record.on_hold
+        else _("failed, free to retry: {reason}")
+    )
     return format_lazy(text, reason=shown_reason(record))

@@ -11,7 +11,14 @@ from django.db.models.expressions import RawSQL
 
 from django_idempotency.conf import conf
 from django_idempotency.maintenance.records import TABLE, Records, is_sharded, records
-from django_idempotency.maintenance.sweep import Batch, Bounds, Change, Oldest, Swept, sweep
+from django_idempotency.maintenance.sweep import (
+    Batch,
+    Bounds,
+    Change,
+    Oldest,
+    Swept,
+    sweep,
+)
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stores.connections import record_database
 from django_idempotency.values.registry import Registry
@@ -56,7 +63,14 @@ def drop_bodies(**bounds: Unpack[Bounds]) -> Swept:
 
     Arguments as for ``cleanup``.
     """
-    return _clean(Records.with_needless_body, "expires_at", "dropped", _drop_body, DROP_BODY, bounds)
+    return _clean(
+        Records.with_needless_body,
+        "expires_at",
+        "dropped",
+        _drop_body,
+        DROP_BODY,
+        bounds,
+    )
 
 
 def delete_rows(rows: Records) -> object:
@@ -79,7 +93,13 @@ def _clean(
     at_once = connections[rows.db].vendor == "postgresql" and not is_sharded(rows.db)
     changes = _at_once(due, statement) if at_once else _locked_first(due, change)
     source, batch = Oldest(lambda: rows, due), conf().sweep_batch
-    return sweep(source, changes, bounds, lambda one: Swept(done={done: len(one.changed)}), batch=batch)
+    return sweep(
+        source,
+        changes,
+        bounds,
+        lambda one: Swept(done={done: len(one.changed)}),
+        batch=batch,
+    )
 
 
 def _locked_first(due: str, change: Callable[[Records], object]) -> Change:

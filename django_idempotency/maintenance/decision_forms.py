@@ -69,7 +69,9 @@ class Intervention(Decision):
 class AllowRetry(Intervention):
     act = Act.ALLOW_RETRY
     title = gettext_lazy("Allow a retry")
-    asks = gettext_lazy("The next request with the key runs again. Make sure that the operation did not take place.")
+    asks = gettext_lazy(
+        "The next request with the key runs again. Make sure that the operation did not take place."
+    )
     button = gettext_lazy("Allow retry")
     do = staticmethod(allow_retry)
 
@@ -77,7 +79,9 @@ class AllowRetry(Intervention):
 class Fail(Intervention):
     act = Act.FAIL
     title = gettext_lazy("Mark as failed")
-    asks = gettext_lazy("The key never runs again: every retry gets this failure as its response.")
+    asks = gettext_lazy(
+        "The key never runs again: every retry gets this failure as its response."
+    )
     button = gettext_lazy("Mark as failed")
     do = staticmethod(fail)
 
@@ -86,7 +90,9 @@ class Fail(Intervention):
         min_value=400,
         max_value=599,
         initial=410,
-        help_text=gettext_lazy("The status of the response that every retry gets from now on: an error, 400 to 599."),
+        help_text=gettext_lazy(
+            "The status of the response that every retry gets from now on: an error, 400 to 599."
+        ),
     )
     detail = forms.CharField(
         label=gettext_lazy("Detail"),
@@ -100,7 +106,9 @@ class Fail(Intervention):
 class Resolve(Intervention):
     act = Act.RESOLVE
     title = gettext_lazy("Resolve with a response")
-    asks = gettext_lazy("The operation took place: every retry gets the response that you enter here.")
+    asks = gettext_lazy(
+        "The operation took place: every retry gets the response that you enter here."
+    )
     button = gettext_lazy("Resolve")
     do = staticmethod(resolve)
 
@@ -108,7 +116,9 @@ class Resolve(Intervention):
         label=gettext_lazy("Status"),
         min_value=200,
         max_value=599,
-        help_text=gettext_lazy("The status of the response that every retry gets from now on."),
+        help_text=gettext_lazy(
+            "The status of the response that every retry gets from now on."
+        ),
     )
     content_type = forms.CharField(
         label=gettext_lazy("Content type"),
@@ -128,28 +138,43 @@ class Resolve(Intervention):
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("body") and cleaned.get("status") in WITHOUT_BODY:
-            self.add_error("body", _("A response with status %(status)s has no body.") % cleaned)
-        elif cleaned.get("body") and "content_type" in cleaned and not may_be_given(cleaned["content_type"]):
-            self.add_error("content_type", _("A response of this type can't be entered by hand here."))
+            self.add_error(
+                "body", _("A response with status %(status)s has no body.") % cleaned
+            )
+        elif (
+            cleaned.get("body")
+            and "content_type" in cleaned
+            and not may_be_given(cleaned["content_type"])
+        ):
+            self.add_error(
+                "content_type",
+                _("A response of this type can't be entered by hand here."),
+            )
         elif cleaned.get("body") and "json" in cleaned.get("content_type", ""):
             try:
                 json.loads(cleaned["body"])
             except (ValueError, RecursionError) as error:
-                self.add_error("body", _("This is not JSON: %(error)s") % {"error": error})
+                self.add_error(
+                    "body", _("This is not JSON: %(error)s") % {"error": error}
+                )
         return cleaned
 
     def terms(self) -> dict[str, Any]:
         given = self.cleaned_data
         # Browsers send line breaks with carriage returns that were not typed.
         body = given["body"].replace("\r\n", "\n").encode()
-        response = StoredResponse(given["status"], (("Content-Type", given["content_type"]),), body)
+        response = StoredResponse(
+            given["status"], (("Content-Type", given["content_type"]),), body
+        )
         return {"response": response, "note": given["note"]}
 
 
 class Extend(Intervention):
     act = Act.EXTEND
     title = gettext_lazy("Extend lease")
-    asks = gettext_lazy("No retry takes over before the lease ends. Its owner keeps its claim.")
+    asks = gettext_lazy(
+        "No retry takes over before the lease ends. Its owner keeps its claim."
+    )
     button = gettext_lazy("Extend")
     do = staticmethod(extend)
 
@@ -162,4 +187,6 @@ class Extend(Intervention):
     )
 
 
-INTERVENTIONS: dict[Act, type[Intervention]] = {each.act: each for each in (AllowRetry, Fail, Resolve, Extend)}
+INTERVENTIONS: dict[Act, type[Intervention]] = {
+    each.act: each for each in (AllowRetry, Fail, Resolve, Extend)
+}

@@ -26,9 +26,22 @@ from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.digests import response_digest
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.reaper import have_it_watched
-from django_idempotency.maintenance.records import ended, locked, operation_of, record_of, records
+from django_idempotency.maintenance.records import (
+    ended,
+    locked,
+    operation_of,
+    record_of,
+    records,
+)
 from django_idempotency.maintenance.sweep import in_transaction
-from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
+from django_idempotency.models import (
+    LIVE,
+    DatabaseNow,
+    IdempotencyRecord,
+    Status,
+    check_move,
+    in_utc,
+)
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
@@ -36,7 +49,13 @@ from django_idempotency.stores.codec import encrypted, life_of
 from django_idempotency.stores.database import ahead
 from django_idempotency.stores.errors import is_conflict
 from django_idempotency.values.exceptions import StoreConflict
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse, is_storable
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Operation,
+    Snapshot,
+    StoredResponse,
+    is_storable,
+)
 from django_idempotency.values.policy import Atomic, Body, Lease
 from django_idempotency.values.problems import MARKED_FAILED
 from django_idempotency.values.response_headers import WITHOUT_BODY, may_be_stored
@@ -71,27 +90,42 @@ class Refusal(TextChoices):
     """Why nothing was done."""
 
     ABSENT = "absent", _("This record no longer exists.")
-    BUSY = "busy", _("Its row is locked: its owner is alive, or another session is changing it.")
+    BUSY = (
+        "busy",
+        _("Its row is locked: its owner is alive, or another session is changing it."),
+    )
     LIVE = "live", _("Its lease has not run out: its owner may be alive.")
     LAPSED = (
         "lapsed",
-        _("Its lease ran out, but its owner may still renew it: try again after a third of the lease’s length."),
+        _(
+            "Its lease ran out, but its owner may still renew it: try again after a third of the lease’s length."
+        ),
     )
     HAS_RESPONSE = "has_response", _("It already has its response.")
     FREE = "free", _("It is already free to retry.")
     ENDED = "ended", _("It is not running.")
     NO_LEASE = (
         "no_lease",
-        _("In atomic mode there is no lease to extend: only a lock on its row shows that its owner is alive."),
+        _(
+            "In atomic mode there is no lease to extend: only a lock on its row shows that its owner is alive."
+        ),
     )
     CHANGED = "changed", _("It has changed since you last saw it.")
-    NOT_ENCRYPTED = "not_encrypted", _("The response could not be encrypted; the log says why.")
+    NOT_ENCRYPTED = (
+        "not_encrypted",
+        _("The response could not be encrypted; the log says why."),
+    )
     NO_NOTE = "no_note", _("A note that says why is required.")
     OWN_KEY = "own_key", _("The key is your own: another operator has to decide.")
-    PROPOSED = "proposed", _("It is now proposed. Another operator has to make the same decision.")
+    PROPOSED = (
+        "proposed",
+        _("It is now proposed. Another operator has to make the same decision."),
+    )
     NO_SECOND = (
         "no_second",
-        _("Two operators have to make the same decision, each as a user, and their history must be kept."),
+        _(
+            "Two operators have to make the same decision, each as a user, and their history must be kept."
+        ),
     )
 
 
@@ -122,7 +156,9 @@ def allow_retry(id: UUID, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal
     return _Decision(id=id, act=Act.ALLOW_RETRY, **terms).carry_out()
 
 
-def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
+def fail(
+    id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms]
+) -> IdempotencyRecord | Refusal:
     """End the key with a failure: every retry gets a problem response with ``status`` and ``detail``.
 
     For a record without a response and without a live owner. The other arguments are those of ``allow_retry``. Raises
@@ -130,10 +166,14 @@ def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms
     """
     if not 400 <= status <= 599:
         raise ValueError(f"status is {status}; it must be from 400 to 599.")
-    return _Decision(id=id, act=Act.FAIL, response=_harmless(marked_failed(status, detail)), **terms).carry_out()
+    return _Decision(
+        id=id, act=Act.FAIL, response=_harmless(marked_failed(status, detail)), **terms
+    ).carry_out()
 
 
-def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
+def resolve(
+    id: UUID, response: StoredResponse, **terms: Unpack[Terms]
+) -> IdempotencyRecord | Refusal:
     """End the key with ``response``, which is then replayed. For an operation that did take place.
 
     ``response``: what the operation should have returned. For a record without a response and without a live owner. The
@@ -142,10 +182,14 @@ def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> Idemp
     the body is not among ``RESOLVE_CONTENT_TYPES``.
     """
     _check_given(response)
-    return _Decision(id=id, act=Act.RESOLVE, response=_harmless(response), **terms).carry_out()
+    return _Decision(
+        id=id, act=Act.RESOLVE, response=_harmless(response), **terms
+    ).carry_out()
 
 
-def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
+def extend(
+    id: UUID, seconds: float, **terms: Unpack[Terms]
+) -> IdempotencyRecord | Refusal:
     """Make the lease last at least ``seconds`` from now, for an owner that is well but does not renew it.
 
     For a record in lease mode that is started or processing. Its owner keeps its token, and a lease is never
@@ -160,7 +204,10 @@ def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> IdempotencyRecor
 # --- What may be decided ---------------------------------------------------------------------------------------------
 
 # The body of such a response was typed by an operator, so a browser must not run anything in it.
-HARMLESS = (("Content-Security-Policy", "sandbox"), ("X-Content-Type-Options", "nosniff"))
+HARMLESS = (
+    ("Content-Security-Policy", "sandbox"),
+    ("X-Content-Type-Options", "nosniff"),
+)
 
 
 def marked_failed(status: int, detail: str) -> StoredResponse:
@@ -168,7 +215,9 @@ def marked_failed(status: int, detail: str) -> StoredResponse:
 
     It is in the project's language, because it is for the client.
     """
-    problem = replace(MARKED_FAILED, status=status, detail=detail or MARKED_FAILED.detail)
+    problem = replace(
+        MARKED_FAILED, status=status, detail=detail or MARKED_FAILED.detail
+    )
     with translation.override(language()):
         return problem.response(conf().problem_type_base_url)
 
@@ -182,12 +231,20 @@ def _check_given(response: StoredResponse) -> None:
     if not 200 <= response.status <= 599:
         raise ValueError(f"status is {response.status}; it must be from 200 to 599.")
     if not is_storable(response):
-        raise ValueError("The response has a header that can't be sent, or a body that is not bytes.")
+        raise ValueError(
+            "The response has a header that can't be sent, or a body that is not bytes."
+        )
     if response.body and response.status in WITHOUT_BODY:
         raise ValueError(f"A response with status {response.status} has no body.")
-    if unstored := [name for name, _value in response.headers if not may_be_stored(name)]:
-        raise ValueError(f"The response has the header {unstored[0]}, which is never stored.")
-    kinds = [value for name, value in response.headers if name.lower() == "content-type"]
+    if unstored := [
+        name for name, _value in response.headers if not may_be_stored(name)
+    ]:
+        raise ValueError(
+            f"The response has the header {unstored[0]}, which is never stored."
+        )
+    kinds = [
+        value for name, value in response.headers if name.lower() == "content-type"
+    ]
     if response.body and not (kinds and all(map(may_be_given, kinds))):
         raise ValueError(
             f"The response is {' and '.join(kinds) or 'of no type'}, which RESOLVE_CONTENT_TYPES does not allow."
@@ -197,7 +254,9 @@ def _check_given(response: StoredResponse) -> None:
 def may_be_given(content_type: str) -> bool:
     """Whether ``RESOLVE_CONTENT_TYPES`` allows this content type for an operator's own response."""
     kind = content_type.partition(";")[0].strip().lower()
-    return ("application/json" if kind.endswith("+json") else kind) in conf().resolve_content_types
+    return (
+        "application/json" if kind.endswith("+json") else kind
+    ) in conf().resolve_content_types
 
 
 def objection_to(act: Act, record: Any, by: Any = None) -> Refusal | None:
@@ -223,7 +282,8 @@ def _objection_to(act: Act, record: Any) -> Refusal | None:
 
 def _sign_of_life(record: Any) -> Refusal | None:
     claimed_at, lease_ends, now = (
-        in_utc(time, record._state.db) for time in (record.locked_at, record.locked_until, record.now)
+        in_utc(time, record._state.db)
+        for time in (record.locked_at, record.locked_until, record.now)
     )
     if record.mode == Lease.word and lease_ends <= claimed_at:  # watched, and expired
         return None
@@ -241,7 +301,9 @@ def version(record: IdempotencyRecord) -> str:
 # --- Carrying it out -------------------------------------------------------------------------------------------------
 
 
-def lacks_second(record: Any, what: str, permission: str, *, by: Any, note: str) -> Refusal | None:
+def lacks_second(
+    record: Any, what: str, permission: str, *, by: Any, note: str
+) -> Refusal | None:
     """Return why a decision that takes two operators is not made yet. The first one's is kept as a proposal.
 
     ``record``: of any model, read with ``now``. ``what``: the decision, and the state of the record that it is about.
@@ -280,13 +342,21 @@ class _Decision:
 
     @property
     def status(self) -> Status:
-        return Status.FAILED if self.response is None or self.response.status >= 400 else Status.COMPLETED
+        return (
+            Status.FAILED
+            if self.response is None or self.response.status >= 400
+            else Status.COMPLETED
+        )
 
     def carry_out(self) -> IdempotencyRecord | Refusal:
         if history.lacks_note(self.note):
             return Refusal.NO_NOTE
         try:
-            outcome = self._in_database() if self.store is None else self._in_store(self.store)
+            outcome = (
+                self._in_database()
+                if self.store is None
+                else self._in_store(self.store)
+            )
         except (StoreConflict, DatabaseError) as error:
             if not (isinstance(error, StoreConflict) or is_conflict(error)):
                 raise
@@ -295,7 +365,13 @@ class _Decision:
             return Refusal.NOT_ENCRYPTED
         if isinstance(outcome, Refusal):
             return outcome
-        send(signals.operator_decided, operation_of(outcome), act=self.act, by=self.by, digest=self.digest)
+        send(
+            signals.operator_decided,
+            operation_of(outcome),
+            act=self.act,
+            by=self.by,
+            digest=self.digest,
+        )
         return outcome
 
     def _refusal(self, record: Any) -> Refusal | None:
@@ -308,19 +384,27 @@ class _Decision:
         if self.act == Act.EXTEND:
             return None
         what = " ".join(filter(None, (self.act, version(record), self.digest)))
-        return lacks_second(record, what, self.act.permission, by=self.by, note=self.note)
+        return lacks_second(
+            record, what, self.act.permission, by=self.by, note=self.note
+        )
 
     def _write_history(self, record: Any) -> None:
-        done = ENTRIES[self.act].format(status=self.response and self.response.status, seconds=self.seconds)
+        done = ENTRIES[self.act].format(
+            status=self.response and self.response.status, seconds=self.seconds
+        )
         digest = f"Digest {self.digest}." if self.digest else ""
-        history.write_entry(record, self.by, " ".join(filter(None, (done, digest, self.note.strip()))))
+        history.write_entry(
+            record, self.by, " ".join(filter(None, (done, digest, self.note.strip())))
+        )
 
     def _in_database(self) -> IdempotencyRecord | Refusal:
         """Carry it out in one transaction, and return the record as it was before, or why it was refused."""
         rows = records(self.using).filter(pk=self.id)
 
         def run() -> IdempotencyRecord | Refusal:
-            record: Any = locked(rows.defer("response_body").annotate(now=DatabaseNow())).first()
+            record: Any = locked(
+                rows.defer("response_body").annotate(now=DatabaseNow())
+            ).first()
             if record is None:  # SKIP LOCKED can't tell a locked row from none
                 return Refusal.BUSY if rows.exists() else Refusal.ABSENT
             record.locked = False  # by nobody else
@@ -341,7 +425,11 @@ class _Decision:
         decided = ended(self.status) | {"on_hold": False}
         if self.response is None:
             return decided | {"reason": ALLOWED}
-        stored = encrypted(self.response, life_of(record)) if conf().encryption else self.response
+        stored = (
+            encrypted(self.response, life_of(record))
+            if conf().encryption
+            else self.response
+        )
         if stored is None:
             raise _NotEncryptedError
         return decided | {
@@ -360,7 +448,12 @@ class _Decision:
         # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
         body = store.policy.body.derive(encrypt=True) if conf().encryption else Body()
         seconds = self.seconds if self.act == Act.EXTEND else store.policy.mode.seconds
-        store = replace(store, policy=store.policy.derive(mode=Lease(seconds=seconds, on_crash="hold"), body=body))
+        store = replace(
+            store,
+            policy=store.policy.derive(
+                mode=Lease(seconds=seconds, on_crash="hold"), body=body
+            ),
+        )
         with store.try_lock(self.id) as seen:
             if isinstance(seen, Unlocked):
                 return Refusal.BUSY if seen is Unlocked.BUSY else Refusal.ABSENT
@@ -370,7 +463,9 @@ class _Decision:
             with history.transactions():
                 self._write_history(record)
                 if not self._change(store, seen):
-                    raise StoreConflict(f"The record {self.id} changed while an operator decided about it.")
+                    raise StoreConflict(
+                        f"The record {self.id} changed while an operator decided about it."
+                    )
             return cast(IdempotencyRecord, record)
 
     def _change(self, store: Store, seen: Snapshot) -> bool:
@@ -381,7 +476,9 @@ class _Decision:
             assert seen.token is not None
             if (seen.locked_until - seen.now).total_seconds() >= self.seconds:
                 return True
-            return seen.token in store.renew([Claimed(operation, seen.token, seen.attempts)])
+            return seen.token in store.renew(
+                [Claimed(operation, seen.token, seen.attempts)]
+            )
         claim = store.reassign(seen, operation, uuid4())
         if self.response is None:
             return store.fail(claim, ALLOWED)

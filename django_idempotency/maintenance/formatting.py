@@ -41,7 +41,11 @@ def _two_places(number: float) -> str:
 
 
 def volume(bytes: float | None) -> str:
-    return _("unknown") if bytes is None else filesizeformat(round(bytes)).replace("\xa0", " ")
+    return (
+        _("unknown")
+        if bytes is None
+        else filesizeformat(round(bytes)).replace("\xa0", " ")
+    )
 
 
 _UNITS = ((24 * 3600, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -68,7 +72,9 @@ def age(seconds: float) -> str:
 _SHOWN: Mapping[str, Callable[[Any], str]] = {"s": duration, "By": volume}
 
 
-def figures(found: Mapping[str, float | None], most: float | None = None) -> list[Figure]:
+def figures(
+    found: Mapping[str, float | None], most: float | None = None
+) -> list[Figure]:
     """Return those of ``found`` that have a title, in the order of ``MEASURES``. ``most``: as for ``amount``."""
     return [
         Figure(
@@ -100,7 +106,9 @@ def lines(title: str, figures: list[Figure]) -> Iterator[str]:
     """Yield the lines of a section: its title, and a line for each figure."""
     yield title
     width = width_of(figures)
-    yield from (f"  {figure.name:{width}}{figure.value}{mark(figure)}" for figure in figures)
+    yield from (
+        f"  {figure.name:{width}}{figure.value}{mark(figure)}" for figure in figures
+    )
 
 
 def width_of(figures: list[Figure]) -> int:
@@ -122,5 +130,7 @@ class Section:
     lines: Sequence[str]
 
 
-sections: Registry[Callable[[str], Section]] = Registry()  # each of these is called with the alias of a database
+sections: Registry[Callable[[str], Section]] = (
+    Registry()
+)  # each of these is called with the alias of a database
 register = sections.register

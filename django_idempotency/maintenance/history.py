@@ -49,14 +49,21 @@ class _AdminLog:
     def entries(self, model: type[Model]) -> QuerySet[Any]:
         from django.contrib.admin.models import LogEntry
 
-        return LogEntry.objects.filter(content_type_id=self._kind(model)).select_related("user")
+        return LogEntry.objects.filter(
+            content_type_id=self._kind(model)
+        ).select_related("user")
 
     def write(self, *, by: Any, model: type[Model], **columns: Any) -> object:
         from django.contrib.admin.models import CHANGE, LogEntry
 
         if getattr(by, "pk", None) is None:
             return None
-        return LogEntry.objects.create(user_id=by.pk, content_type_id=self._kind(model), action_flag=CHANGE, **columns)
+        return LogEntry.objects.create(
+            user_id=by.pk,
+            content_type_id=self._kind(model),
+            action_flag=CHANGE,
+            **columns,
+        )
 
     def _kind(self, model: type[Model]) -> Any:
         from django.contrib.contenttypes.models import ContentType
@@ -64,13 +71,18 @@ class _AdminLog:
         return ContentType.objects.get_for_model(model).pk
 
 
-_logs: Registry[Log] = Registry()  # to which each entry is written, too, and from which the history is read
+_logs: Registry[Log] = (
+    Registry()
+)  # to which each entry is written, too, and from which the history is read
 register = _logs.register
 
 
 def logs() -> list[Log]:
     """Return where the history is kept; it is read from the last."""
-    return [*([_AdminLog()] if apps.is_installed("django.contrib.admin") else []), *_logs]
+    return [
+        *([_AdminLog()] if apps.is_installed("django.contrib.admin") else []),
+        *_logs,
+    ]
 
 
 def is_kept() -> bool:
@@ -86,14 +98,23 @@ def write_entry(record: Any, by: Any, message: str) -> None:
     model, id = type(record), str(record.pk)
     name = id if model is IdempotencyRecord else str(record)[:200]
     for log in logs() if by is not None else ():
-        log.write(by=by, model=model, object_id=id, object_repr=name, action_time=record.now, change_message=message)
+        log.write(
+            by=by,
+            model=model,
+            object_id=id,
+            object_repr=name,
+            action_time=record.now,
+            change_message=message,
+        )
 
 
 @contextmanager
 def transactions() -> Iterator[None]:
     """Undo entries that are written in the block if it raises an error."""
     with ExitStack() as stack:
-        for using in {router.db_for_write(log.entries(IdempotencyRecord).model) for log in logs()}:
+        for using in {
+            router.db_for_write(log.entries(IdempotencyRecord).model) for log in logs()
+        }:
             stack.enter_context(transaction.atomic(using=using))
         yield
 
@@ -103,7 +124,11 @@ def entries_of_life(record: Any) -> QuerySet[Any]:
 
     Entries about earlier operations with the same scope and key, which had expired or been released, are left out.
     """
-    entries = logs()[-1].entries(type(record)).filter(object_id=str(record.pk), action_time__gte=record.created_at)
+    entries = (
+        logs()[-1]
+        .entries(type(record))
+        .filter(object_id=str(record.pk), action_time__gte=record.created_at)
+    )
     return entries.order_by("action_time", "pk")
 
 
@@ -124,8 +149,12 @@ def is_seconded(record: Any, user: Any, what: str, permission: str) -> bool:
     may still decide. A digest identifies what is proposed, so the entry contains nothing of a response.
     """
     recent = entries_of_life(record).filter(action_time__gt=record.now - VALID_FOR)
-    proposals = recent.filter(change_message__startswith=_beginning(what)).exclude(user_id=user.pk)
-    others = get_user_model()._base_manager.filter(pk__in=list(proposals.values_list("user_id", flat=True)))
+    proposals = recent.filter(change_message__startswith=_beginning(what)).exclude(
+        user_id=user.pk
+    )
+    others = get_user_model()._base_manager.filter(
+        pk__in=list(proposals.values_list("user_id", flat=True))
+    )
     return any(other.has_perm(permission) for other in others)
 
 
@@ -148,4 +177,6 @@ ERASED = "(erased)"
 def redact(ids: Collection[UUID]) -> None:
     """Replace the texts of the entries about the records ``ids``. Who did something, and when, remains."""
     for log in logs():
-        log.entries(IdempotencyRecord).filter(object_id__in=[str(id) for id in ids]).update(change_message=ERASED)
+        log.entries(IdempotencyRecord).filter(
+            object_id__in=[str(id) for id in ids]
+        ).update(change_message=ERASED)

@@ -47,8 +47,14 @@ class Pass:
 
 
 REAP = Pass(name="reap", path="django_idempotency.maintenance.reaper.reap", every=60.0)
-CLEANUP = Pass(name="cleanup", path="django_idempotency.maintenance.cleaner.cleanup", every=600.0)
-DROP_BODIES = replace(CLEANUP, name="drop_bodies", path="django_idempotency.maintenance.cleaner.drop_bodies")
+CLEANUP = Pass(
+    name="cleanup", path="django_idempotency.maintenance.cleaner.cleanup", every=600.0
+)
+DROP_BODIES = replace(
+    CLEANUP,
+    name="drop_bodies",
+    path="django_idempotency.maintenance.cleaner.drop_bodies",
+)
 
 PASSES = Registry(REAP, CLEANUP, DROP_BODIES)
 register = PASSES.register
@@ -70,7 +76,9 @@ def run_pass(name: str, **options: Any) -> dict[str, Any]:
     return _run_on_each(run, wanted, options)
 
 
-def _run_on_each(run: Callable[..., Any], wanted: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _run_on_each(
+    run: Callable[..., Any], wanted: tuple[str, ...], options: dict[str, Any]
+) -> dict[str, Any]:
     if options.get("max_seconds") is not None:
         options["max_seconds"] /= len(wanted)
     figures: dict[str, Any] = {}

@@ -18,17 +18,56 @@ from django_idempotency import signals
 from django_idempotency.conf import conf
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.cleaner import delete_rows
-from django_idempotency.maintenance.records import HAS_BODY, Records, operation_of, record_of, records
-from django_idempotency.maintenance.sweep import Batch, Bounds, Pages, Swept, batch_size, sweep
+from django_idempotency.maintenance.records import (
+    HAS_BODY,
+    Records,
+    operation_of,
+    record_of,
+    records,
+)
+from django_idempotency.maintenance.sweep import (
+    Batch,
+    Bounds,
+    Pages,
+    Swept,
+    batch_size,
+    sweep,
+)
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store, forget
-from django_idempotency.stores.codec import encrypted, encryption_key_of, key_id, life_of, stored_response
+from django_idempotency.stores.codec import (
+    encrypted,
+    encryption_key_of,
+    key_id,
+    life_of,
+    stored_response,
+)
 from django_idempotency.values.outcomes import Snapshot
 
 EXAMINED, EXPORTED = 10_000, 1_000  # records that are read in one statement
-TIMES = ("created_at", "updated_at", "locked_at", "locked_until", "expires_at", "purge_at", "last_replayed_at")
-COLUMNS = ("scope", "key", "method", "path", "mode", "status", "on_hold", "reason", "attempts", "replays", *TIMES)
+TIMES = (
+    "created_at",
+    "updated_at",
+    "locked_at",
+    "locked_until",
+    "expires_at",
+    "purge_at",
+    "last_replayed_at",
+)
+COLUMNS = (
+    "scope",
+    "key",
+    "method",
+    "path",
+    "mode",
+    "status",
+    "on_hold",
+    "reason",
+    "attempts",
+    "replays",
+    *TIMES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +91,9 @@ class Selection:
     def __post_init__(self) -> None:
         stated = [value for value in astuple(self) if value is not None]
         if not stated or "" in stated:
-            raise ValueError("Pass scope, scope_prefix, key or record to select records; none may be empty.")
+            raise ValueError(
+                "Pass scope, scope_prefix, key or record to select records; none may be empty."
+            )
         if self.scope_prefix is not None and self.scope_prefix[-1].isalnum():
             raise ValueError(
                 f"scope_prefix is {self.scope_prefix!r}, which may also begin other scopes, such as "
@@ -120,7 +161,10 @@ def erase(
     The other arguments are those of ``Bounds``; the default of ``batch`` is 10,000. Raises ``ValueError`` as
     ``Selection`` does, if ``DECISIONS`` refuses it, and if the store can't erase what is selected.
     """
-    selection, dry_run = Selection(scope, scope_prefix, key, record), bounds.get("dry_run", False)
+    selection, dry_run = (
+        Selection(scope, scope_prefix, key, record),
+        bounds.get("dry_run", False),
+    )
     erasable = {"ended", "on_hold"} if on_hold else {"ended"}
     if on_hold and not bodies:
         _refuse_undecided(note)
@@ -163,7 +207,9 @@ def _refuse_undecided(note: str) -> None:
     if history.lacks_note(note):
         raise ValueError("DECISIONS requires a note that says why.")
     if "second_operator" in conf().decisions:
-        raise ValueError("DECISIONS requires two operators: have them decide about the keys on hold, then erase these.")
+        raise ValueError(
+            "DECISIONS requires two operators: have them decide about the keys on hold, then erase these."
+        )
 
 
 def _kind(status: str, on_hold: bool) -> str:
@@ -181,7 +227,14 @@ def _empty(rows: Records) -> object:
     return rows.update(path="", reason="", fingerprint=b"")
 
 
-def _erase_in_store(store: Store, selection: Selection, erasable: set[str], dry_run: bool, by: Any, note: str) -> Swept:
+def _erase_in_store(
+    store: Store,
+    selection: Selection,
+    erasable: set[str],
+    dry_run: bool,
+    by: Any,
+    note: str,
+) -> Swept:
     others, busy, erased = Counter[str](), 0, list[Snapshot]()
     for record in filter(selection.matches, store.records()):
         kind = _kind(record.status, record.on_hold)
@@ -257,7 +310,11 @@ def _exported(record: Any, bodies: bool, by: Any, note: str) -> dict[str, Any]:
     content = _content(record, by, note) if bodies else {}
     columns = {name: getattr(record, name) for name in COLUMNS}
     times = {name: columns[name] and columns[name].isoformat() for name in TIMES}
-    response = {"status": record.response_status, "has_body": record.has_body, **content}
+    response = {
+        "status": record.response_status,
+        "has_body": record.has_body,
+        **content,
+    }
     return {
         "id": str(record.pk),
         **columns,
@@ -301,15 +358,25 @@ def reencrypt(*, after: UUID | None = None, **bounds: Unpack[Bounds]) -> Swept:
     dry_run = bounds.get("dry_run", False)
 
     def under_an_old_key(rows: Records) -> tuple[list[UUID], None]:
-        ended = rows.filter(status__in=TERMINAL, response_status__isnull=False).annotate(has_body=HAS_BODY)
+        ended = rows.filter(
+            status__in=TERMINAL, response_status__isnull=False
+        ).annotate(has_body=HAS_BODY)
         columns = ended.values_list("pk", "response_headers", "has_body")
-        keys = ((id, encryption_key_of(headers, has_body)) for id, headers, has_body in columns)
-        return [id for id, key in keys if key not in (None, "", newest)], None  # empty: in clear
+        keys = (
+            (id, encryption_key_of(headers, has_body))
+            for id, headers, has_body in columns
+        )
+        return [
+            id for id, key in keys if key not in (None, "", newest)
+        ], None  # empty: in clear
 
     def result(page: Batch) -> Swept:
         done = len(page.wanted) if dry_run else sum(page.changed)
         busy = 0 if dry_run else len(page.wanted) - page.picked
-        return Swept(done={"reencrypted": done}, left={"unreadable": page.changed.count(False), "busy": busy})
+        return Swept(
+            done={"reencrypted": done},
+            left={"unreadable": page.changed.count(False), "busy": busy},
+        )
 
     pages = Pages(records(bounds.get("using")), under_an_old_key, after=after)
     return sweep(pages, _reencrypt, bounds, result, batch=PAGE)
@@ -317,7 +384,10 @@ def reencrypt(*, after: UUID | None = None, **bounds: Unpack[Bounds]) -> Swept:
 
 def _reencrypt(rows: Records) -> Batch:
     ids = list(rows.filter(status__in=TERMINAL).values_list("pk", flat=True))
-    return Batch(changed=[_reencrypt_one(records(rows.db).filter(pk=id)) for id in ids], picked=len(ids))
+    return Batch(
+        changed=[_reencrypt_one(records(rows.db).filter(pk=id)) for id in ids],
+        picked=len(ids),
+    )
 
 
 def _reencrypt_one(row: Records) -> bool:

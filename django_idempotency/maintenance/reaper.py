@@ -16,7 +16,15 @@ from django_idempotency.engine import leases
 from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.leases import BEATS_PER_LEASE
 from django_idempotency.maintenance.records import Records, ended, operation_of, records
-from django_idempotency.maintenance.sweep import Batch, Bounds, Oldest, Swept, batch_size, deadline, sweep
+from django_idempotency.maintenance.sweep import (
+    Batch,
+    Bounds,
+    Oldest,
+    Swept,
+    batch_size,
+    deadline,
+    sweep,
+)
 from django_idempotency.models import IdempotencyRecord, Status, check_move
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store, store_for
@@ -46,17 +54,30 @@ def reap(*, older_than: float = 0, **bounds: Unpack[Bounds]) -> Swept:
     batch_size(bounds.get("batch", 1), rows.db)  # refuse it before the watch
     if bounds.get("dry_run"):
         stuck = Oldest(lambda: rows, "locked_until")
-        return sweep(stuck, _move, bounds, lambda one: Swept(done={"failed": one.picked}), batch=1)
+        return sweep(
+            stuck,
+            _move,
+            bounds,
+            lambda one: Swept(done={"failed": one.picked}),
+            batch=1,
+        )
     bounds.setdefault("pause", 0)
     ends = deadline(bounds.get("max_seconds"))
     began = _watch(rows, ends)
-    ownerless = Oldest(lambda: rows.filter(_is_ownerless(time.monotonic() - began)), "locked_until")
+    ownerless = Oldest(
+        lambda: rows.filter(_is_ownerless(time.monotonic() - began)), "locked_until"
+    )
     return sweep(ownerless, _move, bounds, _reaped, batch=conf().sweep_batch, ends=ends)
 
 
 def _reaped(batch: Batch) -> Swept:
     for record in batch.changed:
-        send(signals.key_reaped, operation_of(record), on_hold=record.hold_on_crash, reason=LEASE_LAPSED)
+        send(
+            signals.key_reaped,
+            operation_of(record),
+            on_hold=record.hold_on_crash,
+            reason=LEASE_LAPSED,
+        )
     on_hold = sum(record.hold_on_crash for record in batch.changed)
     return Swept(done={"failed": len(batch.changed) - on_hold, "on_hold": on_hold})
 
@@ -67,11 +88,15 @@ def _watch(rows: Records, ends: Callable[[], bool]) -> float:
     If there is an outage meanwhile, the watch begins again at its end.
     """
     seconds = left = min(LONGEST_WATCH, _longest_lease(rows) / BEATS_PER_LEASE)
-    began = seen = time.monotonic()  # after the query: it may take longer than the watch, and proves nothing
+    began = seen = (
+        time.monotonic()
+    )  # after the query: it may take longer than the watch, and proves nothing
     while left > 0 and not ends():
         time.sleep(min(LOOK_EVERY, seconds))
         rows.exists()
-        try_to_write(rows)  # if the database refuses writes, owners can't renew, and may be alive
+        try_to_write(
+            rows
+        )  # if the database refuses writes, owners can't renew, and may be alive
         now = time.monotonic()
         began = began if now - seen < 2 * LOOK_EVERY else now
         seen, left = now, began + seconds - now
@@ -79,8 +104,12 @@ def _watch(rows: Records, ends: Callable[[], bool]) -> float:
 
 
 def _longest_lease(rows: Records) -> float:
-    lease = ExpressionWrapper(F("locked_until") - F("locked_at"), output_field=DurationField())
-    longest: timedelta | None = rows.filter(_LAPSED).aggregate(longest=Max(lease))["longest"]
+    lease = ExpressionWrapper(
+        F("locked_until") - F("locked_at"), output_field=DurationField()
+    )
+    longest: timedelta | None = rows.filter(_LAPSED).aggregate(longest=Max(lease))[
+        "longest"
+    ]
     return longest.total_seconds() if longest else 0.0
 
 
@@ -92,7 +121,10 @@ def _is_ownerless(seconds: float) -> Q:
     """
     watched = Q(locked_until__lt=ahead(-seconds))
     if seconds < LONGEST_WATCH:
-        watched &= Q(locked_until__lte=F("locked_at") + timedelta(seconds=seconds * BEATS_PER_LEASE))
+        watched &= Q(
+            locked_until__lte=F("locked_at")
+            + timedelta(seconds=seconds * BEATS_PER_LEASE)
+        )
     return ~_LAPSED | watched
 
 
@@ -101,7 +133,10 @@ def _move(rows: Records) -> Batch:
     moved = list(rows.only(*MOVED))
     for record in moved:
         check_move(record.status, Status.FAILED)
-    free = ended(Status.FAILED) | {"on_hold": F("hold_on_crash"), "reason": LEASE_LAPSED}
+    free = ended(Status.FAILED) | {
+        "on_hold": F("hold_on_crash"),
+        "reason": LEASE_LAPSED,
+    }
     records(rows.db).filter(pk__in=[record.pk for record in moved]).update(**free)
     return Batch(changed=moved, picked=len(moved))
 
@@ -140,6 +175,11 @@ def _store_of(record: IdempotencyRecord) -> Store:
 def _lapsed(id: UUID, store: Store) -> Snapshot | None:
     """Return the record if its lease has lapsed, and its owner has not been found to be gone."""
     record = store.read(id)
-    if record is None or record.locked_until is None or record.mode != Lease.word or record.lease_expired:
+    if (
+        record is None
+        or record.locked_until is None
+        or record.mode != Lease.word
+        or record.lease_expired
+    ):
         return None
     return record if record.locked_until < record.now else None

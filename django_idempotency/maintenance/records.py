@@ -8,18 +8,32 @@ from uuid import UUID
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BooleanField, DateTimeField, DurationField, ExpressionWrapper, F, Q
+from django.db.models import (
+    BooleanField,
+    DateTimeField,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    Q,
+)
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet, Status
+from django_idempotency.models import (
+    DatabaseNow,
+    IdempotencyRecord,
+    RecordQuerySet,
+    Status,
+)
 from django_idempotency.stores.connections import databases, record_database
 from django_idempotency.values.outcomes import EntryPoint, Operation, Snapshot
 
 Records = RecordQuerySet
 TABLE = IdempotencyRecord._meta.db_table
-HAS_BODY = ExpressionWrapper(Q(response_body__isnull=False), output_field=BooleanField())
+HAS_BODY = ExpressionWrapper(
+    Q(response_body__isnull=False), output_field=BooleanField()
+)
 
 
 class _Sum(ExpressionWrapper):  # type: ignore[type-arg]
@@ -28,9 +42,16 @@ class _Sum(ExpressionWrapper):  # type: ignore[type-arg]
     On PostgreSQL it is computed in UTC, because a distributed table can't add in the session's time zone.
     """
 
-    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-        (time, first), (duration, others) = map(compiler.compile, self.expression.get_source_expressions())
-        return f"timezone('UTC', timezone('UTC', {time}) + {duration})", [*first, *others]
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper
+    ) -> tuple[str, list[Any]]:
+        (time, first), (duration, others) = map(
+            compiler.compile, self.expression.get_source_expressions()
+        )
+        return f"timezone('UTC', timezone('UTC', {time}) + {duration})", [
+            *first,
+            *others,
+        ]
 
 
 def ended(status: Status) -> dict[str, Any]:
@@ -40,12 +61,23 @@ def ended(status: Status) -> dict[str, Any]:
     failed run.
     """
     # The times come first, because on MariaDB later assignments see the new values of earlier ones.
-    times = {"expires_at": _kept_again("expires_at"), "purge_at": _kept_again("purge_at"), "updated_at": DatabaseNow()}
-    return times | {"status": status, "token": None, "locked_at": None, "locked_until": None}
+    times = {
+        "expires_at": _kept_again("expires_at"),
+        "purge_at": _kept_again("purge_at"),
+        "updated_at": DatabaseNow(),
+    }
+    return times | {
+        "status": status,
+        "token": None,
+        "locked_at": None,
+        "locked_until": None,
+    }
 
 
 def _kept_again(name: str) -> Combinable:
-    kept_for = ExpressionWrapper(F(name) - Coalesce("locked_at", "updated_at"), output_field=DurationField())
+    kept_for = ExpressionWrapper(
+        F(name) - Coalesce("locked_at", "updated_at"), output_field=DurationField()
+    )
     return _Sum(DatabaseNow() + kept_for, output_field=DateTimeField())
 
 
@@ -72,10 +104,20 @@ def record_of(snapshot: Snapshot) -> Any:
     Such a store keeps no request, and no time of the last change: that of the first claim stands for it.
     """
     columns = {each.attname for each in IdempotencyRecord._meta.concrete_fields}
-    known = {name: getattr(snapshot, name) for name in columns if hasattr(snapshot, name)}
-    ends = {"updated_at": snapshot.locked_at or snapshot.created_at, "purge_at": snapshot.expires_at, "replays": 0}
+    known = {
+        name: getattr(snapshot, name) for name in columns if hasattr(snapshot, name)
+    }
+    ends = {
+        "updated_at": snapshot.locked_at or snapshot.created_at,
+        "purge_at": snapshot.expires_at,
+        "replays": 0,
+    }
     record: Any = IdempotencyRecord(**known | ends)
-    record.now, record.locked, record.has_body = snapshot.now, False, snapshot.response_body is not None
+    record.now, record.locked, record.has_body = (
+        snapshot.now,
+        False,
+        snapshot.response_body is not None,
+    )
     record._state.db = databases()[0]  # for the form of its times
     return record
 
@@ -109,7 +151,11 @@ def is_sharded(using: str) -> bool:
 
 def lockable(ids: Collection[UUID], using: str) -> list[Collection[UUID]]:
     """Return ``ids`` in groups, each of which one statement can lock: one unless the records are sharded."""
-    return _sharding.in_shards(ids, using) if _sharding is not None and is_sharded(using) else [ids]
+    return (
+        _sharding.in_shards(ids, using)
+        if _sharding is not None and is_sharded(using)
+        else [ids]
+    )
 
 
 def locked(rows: Records) -> Records:
@@ -119,5 +165,6 @@ def locked(rows: Records) -> Records:
         # This takes the write lock of the whole database before anything is read.
         records(rows.db).filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
     return rows.select_for_update(
-        skip_locked=features.has_select_for_update_skip_locked, no_key=features.has_select_for_no_key_update
+        skip_locked=features.has_select_for_update_skip_locked,
+        no_key=features.has_select_for_no_key_update,
     )

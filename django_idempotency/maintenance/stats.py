@@ -51,8 +51,12 @@ class Measure:
 OR_MORE = f"; {MOST:,} means or more"
 AGES = "age of these since their claim, by percentile"
 BY_LOCK = "runs in progress without a record, because their claims are locks"
-BY_LOCK_AGE = "age of the oldest transaction of these that this role may see, 0 without one"
-STUCK = f"records started or processing whose lease ran out, without a live owner{OR_MORE}"
+BY_LOCK_AGE = (
+    "age of the oldest transaction of these that this role may see, 0 without one"
+)
+STUCK = (
+    f"records started or processing whose lease ran out, without a live owner{OR_MORE}"
+)
 ON_HOLD = f"records that wait for an operator{OR_MORE}"
 LAG = "how long the oldest of these has been due"
 LATE = 1800  # seconds; three times the interval of the tasks
@@ -60,27 +64,69 @@ LATE = 1800  # seconds; three times the interval of the tasks
 # ``None``, or left out.
 MEASURES: Mapping[str, Measure] = {
     # The size of the table, as the database estimates it. Dead rows are deleted or outdated, and not vacuumed yet.
-    "rows": Measure(_("rows"), "table_rows", "rows of the table, as the database estimates them"),
-    "bytes": Measure(_("size"), "table_size", "size of the table with its indexes", unit="By"),
+    "rows": Measure(
+        _("rows"), "table_rows", "rows of the table, as the database estimates them"
+    ),
+    "bytes": Measure(
+        _("size"), "table_size", "size of the table with its indexes", unit="By"
+    ),
     "table_bytes": Measure(_("of which table"), unit="By"),
     "index_bytes": Measure(_("of which indexes"), unit="By"),
-    "dead_rows": Measure(_("dead rows"), "table_dead_rows", "rows deleted or outdated, and not vacuumed yet"),
+    "dead_rows": Measure(
+        _("dead rows"),
+        "table_dead_rows",
+        "rows deleted or outdated, and not vacuumed yet",
+    ),
     "dead_bytes": Measure(unit="By"),
     # Runs in progress.
-    "pending": Measure(_("pending"), "pending", f"records started or processing{OR_MORE}"),
-    "pending_p50": Measure(_("age, p50"), "pending_age", AGES, percentile="50", unit="s"),
-    "pending_p95": Measure(_("age, p95"), "pending_age", AGES, percentile="95", unit="s"),
-    "pending_p99": Measure(_("age, p99"), "pending_age", AGES, percentile="99", unit="s"),
-    "pending_oldest": Measure(_("oldest"), "pending_age", AGES, percentile="100", unit="s"),
+    "pending": Measure(
+        _("pending"), "pending", f"records started or processing{OR_MORE}"
+    ),
+    "pending_p50": Measure(
+        _("age, p50"), "pending_age", AGES, percentile="50", unit="s"
+    ),
+    "pending_p95": Measure(
+        _("age, p95"), "pending_age", AGES, percentile="95", unit="s"
+    ),
+    "pending_p99": Measure(
+        _("age, p99"), "pending_age", AGES, percentile="99", unit="s"
+    ),
+    "pending_oldest": Measure(
+        _("oldest"), "pending_age", AGES, percentile="100", unit="s"
+    ),
     "pending_by_lock": Measure(_("pending by lock"), "pending_by_lock", BY_LOCK),
-    "pending_by_lock_oldest": Measure(_("oldest by lock"), "pending_by_lock_age", BY_LOCK_AGE, unit="s"),
+    "pending_by_lock_oldest": Measure(
+        _("oldest by lock"), "pending_by_lock_age", BY_LOCK_AGE, unit="s"
+    ),
     # What an operator should look at. On databases other than PostgreSQL, owners in atomic mode may still be at work.
-    "stuck": Measure(_("lease ran out"), "stuck", STUCK, alarming_above=0, situation="stuck"),
-    "stuck_oldest": Measure("", "stuck_age", "how long ago the first of these leases ran out, 0 without one", unit="s"),
-    "on_hold": Measure(_("on hold for an operator"), "on_hold", ON_HOLD, alarming_above=0, situation="on_hold"),
-    "on_hold_oldest": Measure("", "on_hold_age", "how long the first of these has waited, 0 without one", unit="s"),
+    "stuck": Measure(
+        _("lease ran out"), "stuck", STUCK, alarming_above=0, situation="stuck"
+    ),
+    "stuck_oldest": Measure(
+        "",
+        "stuck_age",
+        "how long ago the first of these leases ran out, 0 without one",
+        unit="s",
+    ),
+    "on_hold": Measure(
+        _("on hold for an operator"),
+        "on_hold",
+        ON_HOLD,
+        alarming_above=0,
+        situation="on_hold",
+    ),
+    "on_hold_oldest": Measure(
+        "",
+        "on_hold_age",
+        "how long the first of these has waited, 0 without one",
+        unit="s",
+    ),
     # What the clean-up has still to do.
-    "due": Measure(_("due for deletion"), "due", f"expired records that are due for deletion{OR_MORE}"),
+    "due": Measure(
+        _("due for deletion"),
+        "due",
+        f"expired records that are due for deletion{OR_MORE}",
+    ),
     "lag": Measure(_("behind"), "cleanup_lag", LAG, unit="s", alarming_above=LATE),
 }
 Figures = dict[str, float | None]  # by the names of their measures
@@ -93,9 +139,17 @@ def stats(*, using: str | None = None) -> Figures:
 
 def pending(*, using: str | None = None, most: int = MOST) -> Figures:
     """Return figures of up to ``most`` pending rows, those whose lease ends first. ``using``: as for ``stats``."""
-    ages = sorted(_ages(records(using).live().order_by("locked_until")[:most], since="locked_at"))
-    of_ages = {f"pending_p{percent}": _percentile(ages, percent) for percent in (50, 95, 99)}
-    counted = {"pending": len(ages), **of_ages, "pending_oldest": _percentile(ages, 100)}
+    ages = sorted(
+        _ages(records(using).live().order_by("locked_until")[:most], since="locked_at")
+    )
+    of_ages = {
+        f"pending_p{percent}": _percentile(ages, percent) for percent in (50, 95, 99)
+    }
+    counted = {
+        "pending": len(ages),
+        **of_ages,
+        "pending_oldest": _percentile(ages, 100),
+    }
     return counted | by_lock(using=using) | alarms(using=using, most=most)
 
 
@@ -220,7 +274,9 @@ def alarms_of_store(alias: str, *, seconds: float) -> dict[str, float]:
     ages: dict[str, list[float]] = {"stuck": [], "on_hold": []}
     for record in outside_store(alias).unfinished():
         if time.monotonic() >= ends:
-            raise StoreUnavailable(f"The records of the store {alias!r} could not be read in {seconds:g} s.")
+            raise StoreUnavailable(
+                f"The records of the store {alias!r} could not be read in {seconds:g} s."
+            )
         if record.on_hold:
             ages["on_hold"].append((record.now - record.created_at).total_seconds())
         elif record.locked_until is not None and record.locked_until < record.now:
@@ -239,12 +295,18 @@ def at_most(seconds: float, using: str) -> Iterator[None]:
     if connection.vendor == "postgresql":
         with transaction.atomic(using=using):
             with connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL statement_timeout = '{max(1, round(seconds * 1000))}ms'")
+                cursor.execute(
+                    f"SET LOCAL statement_timeout = '{max(1, round(seconds * 1000))}ms'"
+                )
             yield
-            transaction.set_rollback(True, using=using)  # undoes the limit if the transaction is the caller's
+            transaction.set_rollback(
+                True, using=using
+            )  # undoes the limit if the transaction is the caller's
     elif connection.vendor == "mysql":
         limit = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR"  # of MariaDB
-        with connection.execute_wrapper(lambda execute, sql, *details: execute(f"{limit} {sql}", *details)):
+        with connection.execute_wrapper(
+            lambda execute, sql, *details: execute(f"{limit} {sql}", *details)
+        ):
             yield
     else:
         yield

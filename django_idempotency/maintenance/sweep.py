@@ -80,7 +80,9 @@ class Swept:
     @property
     def complete(self) -> bool:
         """Whether nothing is left of what was to be done."""
-        return self.finished and not (any(self.left.values()) or self.bad or self.cached_for)
+        return self.finished and not (
+            any(self.left.values()) or self.bad or self.cached_for
+        )
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
@@ -109,7 +111,11 @@ class Batch:
     @property
     def lag(self) -> float:
         """For how many seconds the records that are left have been due."""
-        return 0.0 if self.finished or not (self.last and self.now) else (self.now - self.last).total_seconds()
+        return (
+            0.0
+            if self.finished or not (self.last and self.now)
+            else (self.now - self.last).total_seconds()
+        )
 
 
 Change = Callable[[Records], Batch]
@@ -140,7 +146,11 @@ class Oldest:
             if last is not None:
                 # Not from the beginning: until it is vacuumed, that part of the index is full of dead entries.
                 left = left.filter(**{f"{self.due}__gte": last})
-            batch = _by_shard(left, change, size, passed) if sharded else _changed(left, change, size)
+            batch = (
+                _by_shard(left, change, size, passed)
+                if sharded
+                else _changed(left, change, size)
+            )
             passed.update(batch.bad)
             last = batch.last or last
             batch = replace(batch, finished=batch.picked < size)
@@ -151,7 +161,9 @@ class Oldest:
 
 def _by_shard(rows: Records, change: Change, size: int, passed: set[Any]) -> Batch:
     """Change a batch of a table in which no statement can lock rows of several shards."""
-    ids = in_transaction(rows.db, lambda: list(rows.values_list("pk", flat=True)[:size]))
+    ids = in_transaction(
+        rows.db, lambda: list(rows.values_list("pk", flat=True)[:size])
+    )
     batches = []
     for part in lockable(ids, rows.db):
         batches.append(_changed(rows.filter(pk__in=part), change))
@@ -178,15 +190,26 @@ class Pages:
             rows = self.rows.order_by("pk")
             rows = rows if after is None else rows.filter(pk__gt=after)
             with at_most(LONGEST, rows.db):
-                last = next(iter(rows.values_list("pk", flat=True)[size - 1 : size]), None)
+                last = next(
+                    iter(rows.values_list("pk", flat=True)[size - 1 : size]), None
+                )
             page = rows if last is None else rows.filter(pk__lte=last)
             with at_most(LONGEST, rows.db):
                 wanted, others = self.pick(page)
             batches = []
             if change and wanted:
-                batches = [_changed(self.rows.filter(pk__in=part), change) for part in lockable(wanted, rows.db)]
+                batches = [
+                    _changed(self.rows.filter(pk__in=part), change)
+                    for part in lockable(wanted, rows.db)
+                ]
             after = last or after
-            yield replace(_sum_of(batches), wanted=wanted, others=others, after=after, finished=last is None)
+            yield replace(
+                _sum_of(batches),
+                wanted=wanted,
+                others=others,
+                after=after,
+                finished=last is None,
+            )
             if last is None:
                 return
 
@@ -249,11 +272,17 @@ def _changed(rows: Records, change: Change, size: int | None = None) -> Batch:
         return in_transaction(rows.db, lambda: change(locked(rows[:size])))
     except DatabaseError as error:
         _raise_unless_of_a_row(error, rows.db)
-    ids = in_transaction(rows.db, lambda: list(locked(rows[:size]).values_list("pk", flat=True)))
+    ids = in_transaction(
+        rows.db, lambda: list(locked(rows[:size]).values_list("pk", flat=True))
+    )
     batches, bad = [], {}
     for id in ids:
         try:
-            batches.append(in_transaction(rows.db, lambda id=id: change(locked(rows.filter(pk=id)))))  # type: ignore[misc]
+            batches.append(
+                in_transaction(
+                    rows.db, lambda id=id: change(locked(rows.filter(pk=id)))
+                )
+            )  # type: ignore[misc]
         except DatabaseError as error:
             _raise_unless_of_a_row(error, rows.db)
             bad[id] = brief(error)

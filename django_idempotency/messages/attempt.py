@@ -63,7 +63,9 @@ METHOD = "MESSAGE"
 OPERATOR_DELAY = 60
 STORE_DELAY = 1
 NOTHING_STATED = Policy()
-_current: ContextVar[Context | None] = ContextVar("django_idempotency_consumer", default=None)
+_current: ContextVar[Context | None] = ContextVar(
+    "django_idempotency_consumer", default=None
+)
 
 Handled = tuple[Verdict | None, "Delivery | Exception"]
 
@@ -130,12 +132,14 @@ class Attempt:
         if isinstance(begun, engine.Run):
             with suppress(StoreUnavailable):
                 begun.end(Release())
-        return OutOfTurn(0, f"an earlier message has to be handled first: {first.reason}")
+        return OutOfTurn(
+            0, f"an earlier message has to be handled first: {first.reason}"
+        )
 
     def begin(self, claimed: Claimed | None = None) -> engine.Run | Delivery:
         """Claim the message and begin its run, or return the outcome that it has already."""
         try:
-            if claimed is None:
+            if claimed is None:  # noqa: SIM108
                 begun = engine.begin(self.operation, self.policy)
             else:
                 begun = engine.begin_claimed(claimed, self.policy)
@@ -143,14 +147,18 @@ class Attempt:
             return StoreAway(STORE_DELAY, str(error))
         return begun if isinstance(begun, engine.Run) else self.delivery(begun)
 
-    def end(self, run: engine.Run, verdict: Verdict | None, handled: Delivery | Exception) -> Delivery:
+    def end(
+        self, run: engine.Run, verdict: Verdict | None, handled: Delivery | Exception
+    ) -> Delivery:
         """End the run, and return what to tell the broker."""
         error = handled if isinstance(handled, Exception) else None
         try:
             lost = run.end(verdict, error=error)
             if lost is not None:
                 return self.delivery(lost)
-        except Exception as failed:  # from the store: tell the broker, and let the consumer go on
+        except (
+            Exception
+        ) as failed:  # from the store: tell the broker, and let the consumer go on
             error = failed
         if error is not None:
             return self._after(error, run)
@@ -189,12 +197,16 @@ class Attempt:
     def _failed(self, run: engine.Run, error: Exception) -> Handled:
         if isinstance(error, RejectMessage):
             reason = str(error) or "the handler rejected it"
-            return Keep(stored_rejection(reason, self.policy), failure=True, rollback=True), Refused(reason)
+            return Keep(
+                stored_rejection(reason, self.policy), failure=True, rollback=True
+            ), Refused(reason)
         return self.consumer.verdict_on(error), error
 
     def _done(self, result: Any) -> Handled:
         try:
-            return self.consumer.verdict_on_result(result) or Keep(self.stored(result)), Done(result)
+            return self.consumer.verdict_on_result(result) or Keep(
+                self.stored(result)
+            ), Done(result)
         except Exception as error:  # a codec may raise anything
             return None, error
 
@@ -205,7 +217,13 @@ class Attempt:
         except Exception as error:  # a codec may raise anything
             if self.policy.is_atomic:
                 raise
-            log(logging.ERROR, "result_lost", "a result was not kept: %s", error, operation=self.operation)
+            log(
+                logging.ERROR,
+                "result_lost",
+                "a result was not kept: %s",
+                error,
+                operation=self.operation,
+            )
             return StoredResponse(DONE, body=None)
 
     def _after(self, error: Exception, run: engine.Run) -> Delivery:
@@ -213,7 +231,11 @@ class Attempt:
             return StoreAway(STORE_DELAY, str(error), has_run=True)
         delivery = self.consumer.after(error, run.claim.attempt, self.limit)
         message = "a message was not handled: %s"
-        fields = {"operation": self.operation, "attempt": run.claim.attempt, "error": error}
+        fields = {
+            "operation": self.operation,
+            "attempt": run.claim.attempt,
+            "error": error,
+        }
         log(logging.ERROR, "handler_failed", message, delivery.reason, **fields)  # type: ignore[union-attr, arg-type]
         return delivery
 
@@ -225,7 +247,9 @@ class Attempt:
                 kind = Refused if response.status == REJECTED else MarkedFailed
                 return kind(reason_of(response))
             case InFlight(retry_after):
-                return InFlightElsewhere(retry_after, "another consumer is handling the message")
+                return InFlightElsewhere(
+                    retry_after, "another consumer is handling the message"
+                )
             case OnHold(reason):
                 return AwaitsOperator(OPERATOR_DELAY, reason)
             case Mismatch(running):

@@ -55,7 +55,9 @@ class ResultNotKept(Exception):
     """The task is done, but its result was too large to be kept (``Body.limit``), and something waits for it."""
 
 
-def _protected(function: Callable[..., Any], *, policy: Policy, max_crashes: int = MAX_CRASHES) -> Callable[..., Any]:
+def _protected(
+    function: Callable[..., Any], *, policy: Policy, max_crashes: int = MAX_CRASHES
+) -> Callable[..., Any]:
     if isinstance(function, Task | Proxy):
         raise ImproperlyConfigured(
             "@idempotent_task got a task, which is not protected. Put @idempotent_task below @shared_task or @app.task."
@@ -66,7 +68,9 @@ def _protected(function: Callable[..., Any], *, policy: Policy, max_crashes: int
         task = _delivered(run)
         message = task and _message(task, function, args)
         # What an eager task does inside a transaction is committed or rolled back with it.
-        is_part_of_a_run = message and task.request.is_eager and engine.in_transaction(resolve(policy))
+        is_part_of_a_run = (
+            message and task.request.is_eager and engine.in_transaction(resolve(policy))
+        )
         if message is None or is_part_of_a_run:
             return function(*args, **kwargs)
         consumer = _TaskConsumer(
@@ -127,12 +131,16 @@ def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> 
     depth = request.replaced_task_nesting
     id = f"{request.id}/{depth}" if depth else request.id
     bound = isinstance(next(iter(args), None), Task)
-    body = _body(_arguments(function, request.args or (), request.kwargs or {}, bound=bound))
+    body = _body(
+        _arguments(function, request.args or (), request.kwargs or {}, bound=bound)
+    )
     redelivered = bool((request.delivery_info or {}).get("redelivered"))
     return Message(source=task.name, id=id, body=body, redelivered=redelivered)
 
 
-def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool) -> Any:
+def _arguments(
+    function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool
+) -> Any:
     """Return the arguments by name, whichever way they were passed."""
     try:
         named = inspect.signature(function).bind(*([None] * bound), *args, **kwargs)
@@ -144,7 +152,10 @@ def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: b
 def _body(arguments: Any) -> bytes:
     try:
         return json.dumps(arguments, cls=_Encoder).encode()
-    except (TypeError, ValueError):  # a dictionary's keys, or a value that contains itself
+    except (
+        TypeError,
+        ValueError,
+    ):  # a dictionary's keys, or a value that contains itself
         return repr(arguments).encode()
 
 
@@ -170,19 +181,25 @@ class _TaskConsumer(Consumer):
 
         Release it for a message that the task sends back, too: its return is no crash.
         """
-        sent_back = isinstance(error, RejectTask) and bool(getattr(error, "requeue", False))
+        sent_back = isinstance(error, RejectTask) and bool(
+            getattr(error, "requeue", False)
+        )
         changed = isinstance(error, Retry) and _changed(self.task.request, error)
         return Release(rollback=True) if sent_back or changed else None
 
     def after_mismatch(self, *, running: bool) -> Delivery:
         """Have a retry with other arguments wait for the attempt that sent it, which only then releases the key."""
         if running and self.task.request.retries:
-            return InFlightElsewhere(1, "the attempt that asked for this retry has not ended")
+            return InFlightElsewhere(
+                1, "the attempt that asked for this retry has not ended"
+            )
         return super().after_mismatch(running=running)
 
     def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
         """Give up what has ended its worker too often. A task that failed and is sent again has not."""
-        return (claim.taken_over or message.redelivered) and super().is_exhausted(claim, message, limit)
+        return (claim.taken_over or message.redelivered) and super().is_exhausted(
+            claim, message, limit
+        )
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
         raise error
@@ -192,7 +209,10 @@ def _changed(request: Any, retry: Retry) -> bool:
     signature: Any = getattr(retry, "sig", None)
     if signature is None:
         return False
-    return [list(signature.args), dict(signature.kwargs)] != [list(request.args or ()), dict(request.kwargs or {})]
+    return [list(signature.args), dict(signature.kwargs)] != [
+        list(request.args or ()),
+        dict(request.kwargs or {}),
+    ]
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any, *_given: Any) -> Any:
@@ -200,7 +220,9 @@ def _call(function: Callable[..., Any], args: Any, kwargs: Any, *_given: Any) ->
         return function(*args, **kwargs)
     except RejectTask:
         raise
-    except Ignore:  # the task has ended itself, or sent its replacement: what it wrote stands
+    except (
+        Ignore
+    ):  # the task has ended itself, or sent its replacement: what it wrote stands
         return ENDED
 
 
@@ -233,7 +255,9 @@ def _name_callbacks(task: Any) -> None:
     parent = record_id(task.name, task.request.id)
     for number, signature in enumerate(task.request.callbacks or []):
         if not signature.get("subtask_type"):
-            signature["options"].setdefault("task_id", child_key(parent, f"link {number}"))
+            signature["options"].setdefault(
+                "task_id", child_key(parent, f"link {number}")
+            )
 
 
 # --- Results ---------------------------------------------------------------------------------------------------------
@@ -252,12 +276,16 @@ class _Codec:
 
     def __init__(self, task: Any) -> None:
         self.serializer = task.app.conf.result_serializer
-        self.content_type, self.encoding, _nothing = serialization.dumps(None, serializer=self.serializer)
+        self.content_type, self.encoding, _nothing = serialization.dumps(
+            None, serializer=self.serializer
+        )
 
     def encode(self, result: Any) -> bytes:
         if result is ENDED:
             return _ENDED_BODY
-        _type, _encoding, payload = serialization.dumps(result, serializer=self.serializer)
+        _type, _encoding, payload = serialization.dumps(
+            result, serializer=self.serializer
+        )
         return payload.encode(self.encoding) if isinstance(payload, str) else payload
 
     def decode(self, body: bytes) -> Any:
@@ -296,7 +324,9 @@ class PatientRequest(Request):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if not isinstance(error, NotNow):
             return super().on_failure(exc_info, *arguments, **named)
-        task_ready(self)  # without prefetching, the worker takes no other message before
+        task_ready(
+            self
+        )  # without prefetching, the worker takes no other message before
         delay = min(error.delay, _longest_delay(self.app))
         if not self.acknowledged:
             return _later(delay, lambda: Request.on_failure(self, exc_info))
@@ -309,16 +339,31 @@ class PatientRequest(Request):
         Workers acknowledge a message with an ``eta`` only once the time has come. Until then, the broker has it.
         """
         message, app = self.message, cast("Any", self.app)
-        properties = {name: message.properties.get(name) for name in ("correlation_id", "reply_to", "priority")}
+        properties = {
+            name: message.properties.get(name)
+            for name in ("correlation_id", "reply_to", "priority")
+        }
         with app.producer_or_acquire() as producer:
             producer.publish(
                 message.body,
-                **{"exchange": self.delivery_info["exchange"], "routing_key": self.delivery_info["routing_key"]},
-                **{"content_type": message.content_type, "content_encoding": message.content_encoding},
+                **{
+                    "exchange": self.delivery_info["exchange"],
+                    "routing_key": self.delivery_info["routing_key"],
+                },
+                **{
+                    "content_type": message.content_type,
+                    "content_encoding": message.content_encoding,
+                },
                 headers={**message.headers, "eta": eta},
-                compression=message.headers.get("compression"),  # kombu has decompressed the body
+                compression=message.headers.get(
+                    "compression"
+                ),  # kombu has decompressed the body
                 **{"retry": True, "retry_policy": app.conf.task_publish_retry_policy},
-                **{name: value for name, value in properties.items() if value is not None},
+                **{
+                    name: value
+                    for name, value in properties.items()
+                    if value is not None
+                },
             )
 
 
@@ -357,7 +402,9 @@ def prepare(sender: Any, **_named: Any) -> None:
     """
     _workers[:] = [sender]
     for task in sender.app.tasks.values():
-        if not task.acks_late and any(hasattr(layer, "idempotent") for layer in layers(task)):
+        if not task.acks_late and any(
+            hasattr(layer, "idempotent") for layer in layers(task)
+        ):
             message = "%s has @idempotent_task, but not acks_late=True: if its worker dies, nothing runs it again"
             log(logging.WARNING, "task_acknowledged_early", message, task.name)
         own = symbol_by_name(task.Request)
@@ -365,7 +412,9 @@ def prepare(sender: Any, **_named: Any) -> None:
             task.Request = type(PatientRequest.__name__, (PatientRequest, own), {})
 
 
-@worker_process_shutdown.connect(dispatch_uid="django_idempotency")  # once, if both modules are imported
+@worker_process_shutdown.connect(
+    dispatch_uid="django_idempotency"
+)  # once, if both modules are imported
 def end_background(**_named: Any) -> None:
     """Write the counts that are still in memory: Python calls no exit handlers in a child of the prefork pool."""
     background.end()

@@ -38,7 +38,9 @@ def _close_broken_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if connection.settings_dict["CONN_MAX_AGE"] == 0:
             connection.close_at = None
-        with suppress(Error):  # from the driver, if it is closed already; Django forgets it all the same
+        with suppress(
+            Error
+        ):  # from the driver, if it is closed already; Django forgets it all the same
             connection.close_if_unusable_or_obsolete()
 
 
@@ -63,13 +65,17 @@ class Consumer(Handling):
     async def aconsume(self, message: Message) -> Delivery:
         """``consume`` for event loops. A coroutine function is awaited, in lease mode; others run in a thread."""
         if not is_async(self.handler):
-            return await sync_to_async(self.consume_in_thread, thread_sensitive=False)(message)
+            return await sync_to_async(self.consume_in_thread, thread_sensitive=False)(
+                message
+            )
         attempt = self._attempt(message)
         if isinstance(attempt, Reject):
             return attempt
         if attempt.policy.is_atomic:
             name = dotted_name(self.handler)
-            raise ImproperlyConfigured(f'{name} is async and in atomic mode; set mode="lease" for it.')
+            raise ImproperlyConfigured(
+                f'{name} is async and in atomic mode; set mode="lease" for it.'
+            )
         run = await engine.shielded(attempt.begin, undo=engine.give_back)
         if not isinstance(run, engine.Run):
             return run
@@ -82,7 +88,9 @@ class Consumer(Handling):
             raise
         return await engine.shielded(partial(attempt.end, run, verdict, handled))
 
-    def consume_many(self, messages: Sequence[Message | Malformed], *, in_order: bool = False) -> list[Delivery]:
+    def consume_many(
+        self, messages: Sequence[Message | Malformed], *, in_order: bool = False
+    ) -> list[Delivery]:
         """Handle several messages, and return what to tell the broker about each. Those that are malformed stay so.
 
         One statement claims them, and one transaction has the effects of all, each behind a savepoint. A message that
@@ -145,5 +153,7 @@ def consume(
 
     See ``Consumer`` for the arguments. Raises ``ClaimInsideTransaction``.
     """
-    made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
+    made = Consumer(
+        consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff
+    )
     return made.consume(message)

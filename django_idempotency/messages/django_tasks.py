@@ -13,7 +13,15 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
-from django_idempotency.messages import NOT_KEPT, Ack, Consumer, Message, Reject, Retry, RetryLater
+from django_idempotency.messages import (
+    NOT_KEPT,
+    Ack,
+    Consumer,
+    Message,
+    Reject,
+    Retry,
+    RetryLater,
+)
 from django_idempotency.messages.handling import MAX_ATTEMPTS
 from django_idempotency.values.outcomes import dotted_name
 from django_idempotency.values.policy import Decorator, Policy
@@ -27,13 +35,19 @@ class TaskRejected(Exception):
     """The task will not be run: its function rejected it, every attempt failed, or it came with other arguments."""
 
 
-def _protected(function: Callable[..., Any], *, policy: Policy, max_attempts: int = MAX_ATTEMPTS) -> Callable[..., Any]:
+def _protected(
+    function: Callable[..., Any], *, policy: Policy, max_attempts: int = MAX_ATTEMPTS
+) -> Callable[..., Any]:
     if hasattr(function, "enqueue"):
-        raise ImproperlyConfigured("@idempotent_task got a task, which is not protected. Put it below @task.")
+        raise ImproperlyConfigured(
+            "@idempotent_task got a task, which is not protected. Put it below @task."
+        )
     name = dotted_name(function)
 
     @wraps(function)
-    def run(context: Any, *args: Any, message_id: str | None = None, **kwargs: Any) -> Any:
+    def run(
+        context: Any, *args: Any, message_id: str | None = None, **kwargs: Any
+    ) -> Any:
         if not hasattr(context, "task_result"):
             raise ImproperlyConfigured(
                 f"{name} got no context: write @task(takes_context=True) above @idempotent_task."
@@ -48,7 +62,9 @@ def _protected(function: Callable[..., Any], *, policy: Policy, max_attempts: in
             max_attempts=max_attempts,
             sender=function,
         )
-        return _result(consumer, Message(name, message_id or context.task_result.id, body))
+        return _result(
+            consumer, Message(name, message_id or context.task_result.id, body)
+        )
 
     run.idempotent = True  # type: ignore[attr-defined]
     return run

@@ -9,7 +9,13 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.messages.message import Delivery, Exhausted, Malformed, Message, Retry
+from django_idempotency.messages.message import (
+    Delivery,
+    Exhausted,
+    Malformed,
+    Message,
+    Retry,
+)
 from django_idempotency.messages.results import PLAIN_JSON, Codec
 from django_idempotency.values.outcomes import Claimed, EntryPoint, Verdict
 from django_idempotency.values.policy import Policy
@@ -53,7 +59,9 @@ class Handling:
                 f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens or underscores."
             )
         if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
-            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1.")
+            raise ImproperlyConfigured(
+                f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1."
+            )
 
     # --- What adapters decide otherwise
 

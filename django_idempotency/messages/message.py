@@ -37,7 +37,9 @@ class Message:
     redelivered: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "headers", self.headers or {})  # a broker's client may say None
+        object.__setattr__(
+            self, "headers", self.headers or {}
+        )  # a broker's client may say None
 
     @property
     def attempts_before(self) -> int:
@@ -57,9 +59,17 @@ def identified(message: Message) -> Message:
     but visible ASCII, is hashed; the hash follows the readable part. Raises ``Unidentifiable``.
     """
     if not isinstance(message.body, bytes | bytearray | memoryview):
-        raise Unidentifiable(f"its body is of type {type(message.body).__name__}; it must be bytes")
+        raise Unidentifiable(
+            f"its body is of type {type(message.body).__name__}; it must be bytes"
+        )
     source, id = _text(message.source, "source"), _text(message.id, "id")
-    return Message(storable(source), storable(id), bytes(message.body), message.headers, message.redelivered)
+    return Message(
+        storable(source),
+        storable(id),
+        bytes(message.body),
+        message.headers,
+        message.redelivered,
+    )
 
 
 def _text(value: Any, what: str) -> str:
@@ -70,7 +80,9 @@ def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise Unidentifiable(f"its {what} is {value!r}; it must be text or a number")
     if not value:
-        raise Unidentifiable(f"its {what} is empty: a redelivery can't be distinguished from another message")
+        raise Unidentifiable(
+            f"its {what} is empty: a redelivery can't be distinguished from another message"
+        )
     return value
 
 

@@ -46,7 +46,9 @@ class PlainJSON:
     def encode(self, result: Any) -> bytes:
         body = json.dumps(result)
         if json.loads(body) != result:  # a tuple, or a dict with keys that are not text
-            raise TypeError(f"A replay of {result!r:.100} would differ; return something that JSON can represent.")
+            raise TypeError(
+                f"A replay of {result!r:.100} would differ; return something that JSON can represent."
+            )
         return body.encode()
 
     def decode(self, body: bytes) -> Any:
@@ -68,7 +70,9 @@ def stored_rejection(reason: str, policy: Policy) -> StoredResponse:
     return _stored(REJECTED, json.dumps(reason).encode(), JSON, policy)
 
 
-def _stored(status: int, body: bytes, content_type: str, policy: Policy) -> StoredResponse:
+def _stored(
+    status: int, body: bytes, content_type: str, policy: Policy
+) -> StoredResponse:
     kept = body if len(body) <= policy.body.limit else None
     return StoredResponse(status, (("Content-Type", content_type),), kept)
 
@@ -100,7 +104,12 @@ def result_of(response: StoredResponse, codec: Codec) -> Any:
         text = response.body.decode()
         return json.loads(text) if "json" in content_type else text
     except Exception as error:  # a codec may raise anything
-        log(logging.WARNING, "result_unreadable", "a stored result can't be read: %s", type(error).__name__)
+        log(
+            logging.WARNING,
+            "result_unreadable",
+            "a stored result can't be read: %s",
+            type(error).__name__,
+        )
         return NOT_KEPT
 
 

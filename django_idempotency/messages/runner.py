@@ -64,12 +64,22 @@ class Runner(ABC, Generic[D]):
     heartbeat: float | None = None
     redelivered_after: float | None = None
     redelivered_for: float = 7 * 24 * 60 * 60
-    broken: tuple[type[Exception], ...] = (OSError,)  # errors that mean a broken connection
+    broken: tuple[type[Exception], ...] = (
+        OSError,
+    )  # errors that mean a broken connection
 
-    def __init__(self, consumer: Consumer, *, batch: int = 10, redelivered_for: float | None = None) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        *,
+        batch: int = 10,
+        redelivered_for: float | None = None,
+    ) -> None:
         consumer.refuse_coroutine()
         if not isinstance(batch, int) or not 1 <= batch <= 10_000:
-            raise ImproperlyConfigured(f"batch is {batch!r}; it must be an integer from 1 to 10000.")
+            raise ImproperlyConfigured(
+                f"batch is {batch!r}; it must be an integer from 1 to 10000."
+            )
         self.consumer = consumer
         self.batch = batch
         self.redelivered_for = redelivered_for or self.redelivered_for
@@ -77,7 +87,9 @@ class Runner(ABC, Generic[D]):
         self._heard = self._beat = 0.0
         self._stopped = False
         self._in_hand: list[D] = []
-        self._kept: list[tuple[D, float]] = []  # messages that the broker did not take back, and when they are due
+        self._kept: list[
+            tuple[D, float]
+        ] = []  # messages that the broker did not take back, and when they are due
 
     # --- What an adapter says ----------------------------------------------------------------------------------------
 
@@ -144,7 +156,12 @@ class Runner(ABC, Generic[D]):
             try:
                 self._run_connected()
             except self.broken as error:
-                log(logging.WARNING, "broker_away", "the broker can't be reached: %s", type(error).__name__)
+                log(
+                    logging.WARNING,
+                    "broker_away",
+                    "the broker can't be reached: %s",
+                    type(error).__name__,
+                )
                 self._pause(RECONNECT)
 
     def _run_connected(self) -> None:
@@ -174,7 +191,9 @@ class Runner(ABC, Generic[D]):
     @property
     def is_healthy(self) -> bool:
         """Whether messages are being handled, or the runner looks for them and has heard from the broker of late."""
-        return not self._stopped and (bool(self._in_hand) or time.monotonic() - self._heard < SILENCE)
+        return not self._stopped and (
+            bool(self._in_hand) or time.monotonic() - self._heard < SILENCE
+        )
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -199,13 +218,30 @@ class Runner(ABC, Generic[D]):
         """
         paused = has_run = False
         while group and not self._stopped:
-            outcomes = list(zip(group, self._consume(group, in_order=in_order), strict=True))
-            lost = (delivery for _received, delivery in outcomes if isinstance(delivery, StoreAway))
-            away = next((delivery for delivery in lost if not (has_run and delivery.has_run)), None)
+            outcomes = list(
+                zip(group, self._consume(group, in_order=in_order), strict=True)
+            )
+            lost = (
+                delivery
+                for _received, delivery in outcomes
+                if isinstance(delivery, StoreAway)
+            )
+            away = next(
+                (delivery for delivery in lost if not (has_run and delivery.has_run)),
+                None,
+            )
             keeps = (StoreAway, OutOfTurn) if away is not None else ()
-            self._tell([outcome for outcome in outcomes if not isinstance(outcome[1], keeps)])
-            self.counts.update(type(delivery).__name__ for _received, delivery in outcomes)
-            group = [received for received, delivery in outcomes if isinstance(delivery, keeps)]
+            self._tell(
+                [outcome for outcome in outcomes if not isinstance(outcome[1], keeps)]
+            )
+            self.counts.update(
+                type(delivery).__name__ for _received, delivery in outcomes
+            )
+            group = [
+                received
+                for received, delivery in outcomes
+                if isinstance(delivery, keeps)
+            ]
             if away is not None:
                 if not paused:
                     message = "no more messages are received until the store can be reached: %s"
@@ -220,7 +256,13 @@ class Runner(ABC, Generic[D]):
             with self._kept_alive():
                 return self.consumer.consume_many_in_thread(messages, in_order=in_order)
         except Exception as error:  # not a handler's; those are outcomes
-            log(logging.ERROR, "handler_failed", "messages were not handled: %r", error, error=error)
+            log(
+                logging.ERROR,
+                "handler_failed",
+                "messages were not handled: %r",
+                error,
+                error=error,
+            )
             return [RetryLater(AFTER_ERROR, repr(error))] * len(group)
 
     @contextmanager
@@ -232,11 +274,15 @@ class Runner(ABC, Generic[D]):
         over = threading.Event()
 
         def beat() -> None:
-            with suppress(*self.broken):  # this thread's successor in talking to the broker meets it too
+            with suppress(
+                *self.broken
+            ):  # this thread's successor in talking to the broker meets it too
                 while not over.wait(self.heartbeat):
                     self.keep_alive()
 
-        thread = threading.Thread(target=beat, name="idempotency-heartbeat", daemon=True)
+        thread = threading.Thread(
+            target=beat, name="idempotency-heartbeat", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -257,7 +303,9 @@ class Runner(ABC, Generic[D]):
             return Malformed(f"it can't be identified: {error!r}")
 
     def _tell(self, outcomes: Sequence[tuple[D, Delivery]]) -> None:
-        for handled, part in groupby(outcomes, lambda outcome: isinstance(outcome[1], Ack)):
+        for handled, part in groupby(
+            outcomes, lambda outcome: isinstance(outcome[1], Ack)
+        ):
             if handled:
                 self.ack([received for received, _delivery in part])
                 continue
@@ -267,28 +315,49 @@ class Runner(ABC, Generic[D]):
                 elif isinstance(delivery, RetryLater):
                     self._later(received, delivery.delay)
         done = {id(received) for received, _delivery in outcomes}
-        self._in_hand = [received for received in self._in_hand if id(received) not in done]
+        self._in_hand = [
+            received for received in self._in_hand if id(received) not in done
+        ]
 
     def _later(self, received: D, delay: float) -> None:
         try:
             self.later(received, delay)
         except NotTaken as error:
-            log(logging.WARNING, "delay_not_taken", "a message has to wait in the consumer: %s", error)
+            log(
+                logging.WARNING,
+                "delay_not_taken",
+                "a message has to wait in the consumer: %s",
+                error,
+            )
             self._kept.append((received, time.monotonic() + delay))
 
     def _dead_letter(self, received: D, delivery: Reject) -> None:
         message = self._identified(received)
         before = message.attempts_before if isinstance(message, Message) else 0
         attempts = delivery.attempts if isinstance(delivery, Exhausted) else before
-        text = "".join(character if character.isprintable() else " " for character in delivery.reason)
+        text = "".join(
+            character if character.isprintable() else " "
+            for character in delivery.reason
+        )
         try:
             self.dead_letter(received, {REASON: text[:500], ATTEMPTS: str(attempts)})
         except NotTaken as error:
             message_text = "a dead letter was not accepted: %s"
-            log(logging.ERROR, "dead_letter_not_taken", message_text, error, reason=delivery.reason)
+            log(
+                logging.ERROR,
+                "dead_letter_not_taken",
+                message_text,
+                error,
+                reason=delivery.reason,
+            )
             self._later(received, AFTER_ERROR)
         else:
-            log(logging.ERROR, "dead_lettered", "a message is dead-lettered: %s", delivery.reason)
+            log(
+                logging.ERROR,
+                "dead_lettered",
+                "a message is dead-lettered: %s",
+                delivery.reason,
+            )
 
 
 def runner_at(path: str) -> Runner[Any]:
@@ -299,7 +368,9 @@ def runner_at(path: str) -> Runner[Any]:
     found = import_string(path)
     found = found() if callable(found) else found
     if not isinstance(found, Runner):
-        raise ImproperlyConfigured(f"{path!r} is {found!r}; it must be a runner, or return one.")
+        raise ImproperlyConfigured(
+            f"{path!r} is {found!r}; it must be a runner, or return one."
+        )
     return found
 
 
@@ -324,7 +395,9 @@ def health_endpoint(runner: Runner[Any], address: str) -> Iterator[int]:
 
     host, _colon, port = address.rpartition(":")
     with ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler) as server:
-        threading.Thread(target=server.serve_forever, name="idempotency-health", daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, name="idempotency-health", daemon=True
+        ).start()
         try:
             yield server.server_port
         finally:
@@ -333,8 +406,16 @@ def health_endpoint(runner: Runner[Any], address: str) -> Iterator[int]:
 
 def _answer(runner: Runner[Any], path: str) -> tuple[int, str, bytes]:
     if path == "/healthz":
-        state = {"healthy": runner.is_healthy, "at_work": len(runner.at_work), "outcomes": dict(runner.counts)}
-        return 200 if runner.is_healthy else 503, "application/json", json.dumps(state).encode()
+        state = {
+            "healthy": runner.is_healthy,
+            "at_work": len(runner.at_work),
+            "outcomes": dict(runner.counts),
+        }
+        return (
+            200 if runner.is_healthy else 503,
+            "application/json",
+            json.dumps(state).encode(),
+        )
     if path == "/metrics" and "prometheus" in conf().instrumentation:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 

@@ -19,12 +19,20 @@ FUNCTION = (Path(__file__).parents[1] / "stores" / "sql" / "claim.sql").read_tex
 def complete(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
     connection: Any = editor.connection
     if connection.vendor == "postgresql":
-        parameters = ", ".join(f"{name} = {value}" for name, value in PARAMETERS.items())
+        parameters = ", ".join(
+            f"{name} = {value}" for name, value in PARAMETERS.items()
+        )
         editor.execute(f"ALTER TABLE django_idempotency_record SET ({parameters})")
         editor.execute(FUNCTION)
-    elif connection.vendor == "mysql":  # it would compare text without regard to case; others compare it by the byte
-        collation = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
-        editor.execute(f"ALTER TABLE django_idempotency_record CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}")
+    elif (
+        connection.vendor == "mysql"
+    ):  # it would compare text without regard to case; others compare it by the byte
+        collation = (
+            "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        )
+        editor.execute(
+            f"ALTER TABLE django_idempotency_record CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
+        )
 
 
 def drop(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
@@ -41,19 +49,30 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="IdempotencyRecord",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(editable=False, primary_key=True, serialize=False),
+                ),
                 ("scope", models.TextField(verbose_name="scope")),
                 ("key", models.CharField(max_length=255, verbose_name="key")),
                 ("method", models.CharField(max_length=32, verbose_name="method")),
                 ("path", models.TextField(verbose_name="path")),
-                ("fingerprint", models.BinaryField(max_length=36, verbose_name="fingerprint")),
+                (
+                    "fingerprint",
+                    models.BinaryField(max_length=36, verbose_name="fingerprint"),
+                ),
                 (
                     "mode",
                     models.CharField(
-                        choices=[("atomic", "atomic"), ("lease", "lease")], max_length=16, verbose_name="mode"
+                        choices=[("atomic", "atomic"), ("lease", "lease")],
+                        max_length=16,
+                        verbose_name="mode",
                     ),
                 ),
-                ("hold_on_crash", models.BooleanField(db_default=False, verbose_name="hold on crash")),
+                (
+                    "hold_on_crash",
+                    models.BooleanField(db_default=False, verbose_name="hold on crash"),
+                ),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "status",
@@ -68,37 +87,72 @@ class Migration(migrations.Migration):
                         verbose_name="status",
                     ),
                 ),
-                ("attempts", models.IntegerField(db_default=1, verbose_name="attempts")),
-                ("on_hold", models.BooleanField(db_default=False, verbose_name="on hold")),
+                (
+                    "attempts",
+                    models.IntegerField(db_default=1, verbose_name="attempts"),
+                ),
+                (
+                    "on_hold",
+                    models.BooleanField(db_default=False, verbose_name="on hold"),
+                ),
                 ("reason", models.TextField(db_default="", verbose_name="reason")),
                 ("token", models.UUIDField(null=True, verbose_name="fencing token")),
-                ("locked_at", models.DateTimeField(null=True, verbose_name="locked at")),
-                ("locked_until", models.DateTimeField(null=True, verbose_name="locked until")),
+                (
+                    "locked_at",
+                    models.DateTimeField(null=True, verbose_name="locked at"),
+                ),
+                (
+                    "locked_until",
+                    models.DateTimeField(null=True, verbose_name="locked until"),
+                ),
                 ("updated_at", models.DateTimeField(verbose_name="updated at")),
                 ("expires_at", models.DateTimeField(verbose_name="expires at")),
                 ("purge_at", models.DateTimeField(verbose_name="purge at")),
-                ("replays", models.BigIntegerField(db_default=0, verbose_name="replays")),
-                ("last_replayed_at", models.DateTimeField(null=True, verbose_name="last replayed at")),
-                ("response_status", models.SmallIntegerField(null=True, verbose_name="response status")),
-                ("response_headers", models.JSONField(null=True, verbose_name="response headers")),
-                ("response_body", models.BinaryField(null=True, verbose_name="response body")),
+                (
+                    "replays",
+                    models.BigIntegerField(db_default=0, verbose_name="replays"),
+                ),
+                (
+                    "last_replayed_at",
+                    models.DateTimeField(null=True, verbose_name="last replayed at"),
+                ),
+                (
+                    "response_status",
+                    models.SmallIntegerField(null=True, verbose_name="response status"),
+                ),
+                (
+                    "response_headers",
+                    models.JSONField(null=True, verbose_name="response headers"),
+                ),
+                (
+                    "response_body",
+                    models.BinaryField(null=True, verbose_name="response body"),
+                ),
             ],
             options={
                 "verbose_name": "idempotency record",
                 "verbose_name_plural": "idempotency records",
                 "db_table": "django_idempotency_record",
                 "permissions": [
-                    ("view_response_idempotencyrecord", "Can view the stored response body"),
+                    (
+                        "view_response_idempotencyrecord",
+                        "Can view the stored response body",
+                    ),
                     ("allow_retry_idempotencyrecord", "Can allow a key to be retried"),
                     ("fail_idempotencyrecord", "Can mark a key as failed for good"),
-                    ("resolve_idempotencyrecord", "Can resolve a key on hold with a response"),
+                    (
+                        "resolve_idempotencyrecord",
+                        "Can resolve a key on hold with a response",
+                    ),
                     ("extend_idempotencyrecord", "Can extend the lease of a key"),
                 ],
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(
                         condition=models.Q(
-                            ("status__in", ("started", "processing")), ("on_hold", True), _connector="OR"
+                            ("status__in", ("started", "processing")),
+                            ("on_hold", True),
+                            _connector="OR",
                         ),
                         fields=["locked_until"],
                         name="idempotency_record_reap",
@@ -109,23 +163,34 @@ class Migration(migrations.Migration):
                         name="idempotency_record_purge",
                     ),
                     models.Index(
-                        condition=models.Q(("purge_at__gt", models.F("expires_at")), ("response_body__isnull", False)),
+                        condition=models.Q(
+                            ("purge_at__gt", models.F("expires_at")),
+                            ("response_body__isnull", False),
+                        ),
                         fields=["expires_at"],
                         name="idempotency_record_bodies",
                     ),
                     models.Index(
-                        condition=models.Q(("response_status__isnull", True), ("status", "failed")),
+                        condition=models.Q(
+                            ("response_status__isnull", True), ("status", "failed")
+                        ),
                         fields=["on_hold", "updated_at"],
                         name="idempotency_record_undecided",
                     ),
                 ],
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(("status__in", ["started", "processing", "completed", "failed"])),
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                ["started", "processing", "completed", "failed"],
+                            )
+                        ),
                         name="idempotency_record_status",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("mode__in", ["atomic", "lease"])), name="idempotency_record_mode"
+                        condition=models.Q(("mode__in", ["atomic", "lease"])),
+                        name="idempotency_record_mode",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
@@ -136,7 +201,10 @@ class Migration(migrations.Migration):
                                 ("token__isnull", False),
                             ),
                             models.Q(
-                                models.Q(("status__in", ("started", "processing")), _negated=True),
+                                models.Q(
+                                    ("status__in", ("started", "processing")),
+                                    _negated=True,
+                                ),
                                 ("locked_at__isnull", True),
                                 ("locked_until__isnull", True),
                                 ("token__isnull", True),
@@ -165,13 +233,18 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         condition=models.Q(
                             ("on_hold", False),
-                            models.Q(("response_status__isnull", True), ("status", "failed")),
+                            models.Q(
+                                ("response_status__isnull", True), ("status", "failed")
+                            ),
                             _connector="OR",
                         ),
                         name="idempotency_record_on_hold",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("attempts__gte", 1), ("purge_at__gte", models.F("expires_at"))),
+                        condition=models.Q(
+                            ("attempts__gte", 1),
+                            ("purge_at__gte", models.F("expires_at")),
+                        ),
                         name="idempotency_record_sane",
                     ),
                 ],

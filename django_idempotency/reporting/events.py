@@ -51,7 +51,13 @@ class Event:
         return {"reason": str(self.reason)} if self.reason else {}
 
 
-def _event(name: str, meaning: str, level: int | None = None, *, reason: Rejection | None = None) -> Event:
+def _event(
+    name: str,
+    meaning: str,
+    level: int | None = None,
+    *,
+    reason: Rejection | None = None,
+) -> Event:
     return Event(name, getattr(signals, name), meaning, reason, level)
 
 
@@ -62,23 +68,60 @@ def _rejected(reason: Rejection, meaning: str, level: int | None = None) -> Even
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 EVENTS = (
     _event("key_claimed", "A key had no response yet: it was claimed, and runs."),
-    _event("key_taken_over", "A dead owner's key was claimed, and runs again.", WARNING),
+    _event(
+        "key_taken_over", "A dead owner's key was claimed, and runs again.", WARNING
+    ),
     _event("response_replayed", "A stored response was replayed."),
-    _rejected(Rejection.IN_FLIGHT, "A duplicate was asked to retry later: the first request is still running."),
-    _rejected(Rejection.WAIT_TIMEOUT, "A duplicate waited in vain, and was asked to retry later.", INFO),
-    _rejected(Rejection.KEY_REUSED, "A key was sent with a different request.", WARNING),
-    _rejected(Rejection.ON_HOLD, "A request was refused because its key is on hold.", WARNING),
-    _rejected(Rejection.FORBIDDEN, "A caller was not allowed to see the stored response.", WARNING),
-    _rejected(Rejection.NOT_ADMITTED, "A new key was not admitted: nothing was run.", INFO),
+    _rejected(
+        Rejection.IN_FLIGHT,
+        "A duplicate was asked to retry later: the first request is still running.",
+    ),
+    _rejected(
+        Rejection.WAIT_TIMEOUT,
+        "A duplicate waited in vain, and was asked to retry later.",
+        INFO,
+    ),
+    _rejected(
+        Rejection.KEY_REUSED, "A key was sent with a different request.", WARNING
+    ),
+    _rejected(
+        Rejection.ON_HOLD, "A request was refused because its key is on hold.", WARNING
+    ),
+    _rejected(
+        Rejection.FORBIDDEN,
+        "A caller was not allowed to see the stored response.",
+        WARNING,
+    ),
+    _rejected(
+        Rejection.NOT_ADMITTED, "A new key was not admitted: nothing was run.", INFO
+    ),
     _event("key_completed", "A response was stored."),
     _event("key_failed", "A run failed; a retry may run again."),
     _event("key_released", "A key was released: it counts as never used."),
-    _event("claim_lost", "Another request took the key between claim and row lock: nothing was run.", INFO),
-    _event("stale_write_rejected", "An owner returned too late: its write was rejected by the fencing token.", WARNING),
-    _event("key_reaped", "Maintenance freed a key whose lease had lapsed, or put it on hold.", INFO),
+    _event(
+        "claim_lost",
+        "Another request took the key between claim and row lock: nothing was run.",
+        INFO,
+    ),
+    _event(
+        "stale_write_rejected",
+        "An owner returned too late: its write was rejected by the fencing token.",
+        WARNING,
+    ),
+    _event(
+        "key_reaped",
+        "Maintenance freed a key whose lease had lapsed, or put it on hold.",
+        INFO,
+    ),
     _event("operator_decided", "An operator decided about a key.", INFO),
-    _event("response_viewed", "A stored response body was shown in the admin, or exported.", INFO),
-    _event("store_failed", "The store failed, at the claim or at the completion.", ERROR),
+    _event(
+        "response_viewed",
+        "A stored response body was shown in the admin, or exported.",
+        INFO,
+    ),
+    _event(
+        "store_failed", "The store failed, at the claim or at the completion.", ERROR
+    ),
 )
 
 
@@ -139,10 +182,18 @@ def _send(signal: Signal, sender: object, named: dict[str, Any]) -> None:
             call(**named)
         except Exception as error:  # Django logs an error with the receiver's name, and fails if it has none
             message = "error in a receiver of a signal"
-            log(logging.ERROR, "receiver", message, operation=named.get("operation"), error=error)
+            log(
+                logging.ERROR,
+                "receiver",
+                message,
+                operation=named.get("operation"),
+                error=error,
+            )
 
 
-def log_event(event: Event, family: Family | None, *, sender: Any, **named: Any) -> None:
+def log_event(
+    event: Event, family: Family | None, *, sender: Any, **named: Any
+) -> None:
     if event.level is None:
         return
     if family is not None:
@@ -150,9 +201,15 @@ def log_event(event: Event, family: Family | None, *, sender: Any, **named: Any)
         log(event.level, event.name, "%s: %s %r: %s (events: %d)", *wing)
         return
     operation: Operation = named["operation"]
-    if event.reason and not is_due(f"{event.counted_as} {operation.id}"):  # a caller can send it without end
+    if event.reason and not is_due(
+        f"{event.counted_as} {operation.id}"
+    ):  # a caller can send it without end
         return
     detail = cause(named["error"]) if "error" in named else named.get("act")
     what = (operation.id, event.meaning, f" ({detail})" if detail else "")
-    fields: dict[str, Any] = {"operation": operation, "attempt": named.get("attempt"), "reason": event.reason}
+    fields: dict[str, Any] = {
+        "operation": operation,
+        "attempt": named.get("attempt"),
+        "reason": event.reason,
+    }
     log(event.level, event.name, "idempotency record %s: %s%s", *what, **fields)

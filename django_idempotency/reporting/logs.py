@@ -38,7 +38,9 @@ def log(
     id = operation.id if operation else record_id
     fields = {
         "event": event,
-        "entry_point": operation and operation.entry_point and str(operation.entry_point),
+        "entry_point": operation
+        and operation.entry_point
+        and str(operation.entry_point),
         "view": operation and operation.view,
         "record_id": id and str(id),
         "attempt": attempt,
@@ -98,8 +100,14 @@ def cause(error: BaseException) -> str:
     name, code = type(error).__name__, _code(driver)
     if code is not None:
         return f"{name} {code}"
-    is_drivers_own = any(base.__module__.partition(".")[0] in _DRIVERS for base in type(driver).__mro__)
-    return f"{name}: {str(driver).splitlines()[0]}" if is_drivers_own and str(driver) else name
+    is_drivers_own = any(
+        base.__module__.partition(".")[0] in _DRIVERS for base in type(driver).__mro__
+    )
+    return (
+        f"{name}: {str(driver).splitlines()[0]}"
+        if is_drivers_own and str(driver)
+        else name
+    )
 
 
 def _code(error: Any) -> str | None:
@@ -108,4 +116,8 @@ def _code(error: Any) -> str | None:
         if code := getattr(error, name, None):
             return str(code)
     number = error.args[0] if getattr(error, "args", ()) else None
-    return str(number) if isinstance(number, int) and number not in _OF_MYSQLS_CLIENT else None
+    return (
+        str(number)
+        if isinstance(number, int) and number not in _OF_MYSQLS_CLIENT
+        else None
+    )

@@ -67,13 +67,19 @@ def stores_of(policy: Policy) -> Iterator[Store]:
 
 
 def database_store(
-    policy: Policy, operation: Operation | None = None, options: DatabaseOptions = DEFAULTS
+    policy: Policy,
+    operation: Operation | None = None,
+    options: DatabaseOptions = DEFAULTS,
 ) -> DatabaseStore:
     """Return the store for the database of the record of ``operation``, chosen by the database's vendor."""
     using = database_of(policy, operation)
-    if db.connections[using].vendor != "postgresql":  # the name alone is a module of this package
+    if (
+        db.connections[using].vendor != "postgresql"
+    ):  # the name alone is a module of this package
         return DatabaseStore(policy, using, options)
-    return (LockClaimStore if policy.claims_by_lock else PostgreSQLStore)(policy, using, options)
+    return (LockClaimStore if policy.claims_by_lock else PostgreSQLStore)(
+        policy, using, options
+    )
 
 
 # --- The stores that the setting names -------------------------------------------------------------------------------
@@ -94,20 +100,28 @@ def configured(alias: str) -> Configured:
         return _made(alias, stated["BACKEND"], stated.get("OPTIONS", {}))
     if alias == DEFAULT:
         return Configured(DatabaseStore, DEFAULTS)
-    raise ImproperlyConfigured(f"STORES has no {alias!r}: {nearest(alias, {DEFAULT, *conf().stores})}")
+    raise ImproperlyConfigured(
+        f"STORES has no {alias!r}: {nearest(alias, {DEFAULT, *conf().stores})}"
+    )
 
 
 def _made(alias: str, path: str, options: Any) -> Configured:
     try:
         backend = import_string(path)
     except ImportError as error:
-        raise ImproperlyConfigured(f"STORES: the store {alias!r} can't be imported: {error}") from error
+        raise ImproperlyConfigured(
+            f"STORES: the store {alias!r} can't be imported: {error}"
+        ) from error
     if not (isinstance(backend, type) and issubclass(backend, Store)):
-        raise ImproperlyConfigured(f"STORES: {path} of {alias!r} is not a {Store.__module__}.{Store.__qualname__}.")
+        raise ImproperlyConfigured(
+            f"STORES: {path} of {alias!r} is not a {Store.__module__}.{Store.__qualname__}."
+        )
     try:
         return Configured(backend, backend.configure(**options))
     except (ImproperlyConfigured, TypeError) as error:
-        raise ImproperlyConfigured(f"STORES: the OPTIONS of {alias!r} can't be used: {error}") from error
+        raise ImproperlyConfigured(
+            f"STORES: the OPTIONS of {alias!r} can't be used: {error}"
+        ) from error
 
 
 def forget(ids: Collection[UUID], using: str) -> float:
@@ -116,7 +130,9 @@ def forget(ids: Collection[UUID], using: str) -> float:
     Return for how many seconds one of them may replay the records all the same.
     """
     found = (configured(alias) for alias in conf().stores)
-    return max((each.backend.forget(ids, using, each.options) for each in found), default=0.0)
+    return max(
+        (each.backend.forget(ids, using, each.options) for each in found), default=0.0
+    )
 
 
 def _forget(*, setting: str, **_named: object) -> None:

@@ -19,7 +19,12 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.models import LIVE, TERMINAL, Status, check_move
 from django_idempotency.stores.codec import EPOCH, Life, encrypted, replayable
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Operation,
+    Snapshot,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Policy
 
 
@@ -92,10 +97,14 @@ class Store(ABC):
         Raises ``ImproperlyConfigured`` or ``TypeError`` for invalid options.
         """
         if options:
-            raise ImproperlyConfigured(f"{cls.__name__} takes no options, but got {', '.join(sorted(options))}.")
+            raise ImproperlyConfigured(
+                f"{cls.__name__} takes no options, but got {', '.join(sorted(options))}."
+            )
 
     @classmethod
-    def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
+    def bind(
+        cls, policy: Policy, operation: Operation | None, alias: str, options: Any
+    ) -> Store:
         """Return the store of ``policy`` that keeps the record of ``operation``. Called on every request."""
         return cls(policy, alias, options)
 
@@ -130,7 +139,7 @@ class Store(ABC):
         """Return whether a transaction is open, or would be, in which others could not see a claim."""
         return False
 
-    def recover(self) -> None:  # noqa: B027 (most have nothing to do)
+    def recover(self) -> None:  # noqa: B027
         """Roll back what an interrupted run has left open on this thread's connection, because nobody ended it."""
 
     @abstractmethod
@@ -170,7 +179,9 @@ class Store(ABC):
         expired = record.expires_at <= record.now
         check_move(record.status, Status.PROCESSING, expired=expired)
         attempt = 1 if expired and record.status in TERMINAL else record.attempts + 1
-        return Claimed(operation, token, attempt, taken_over=record.status == Status.PROCESSING)
+        return Claimed(
+            operation, token, attempt, taken_over=record.status == Status.PROCESSING
+        )
 
     @abstractmethod
     def hold(self, record: Snapshot, reason: str) -> None:
@@ -191,7 +202,9 @@ class Store(ABC):
     # --- running
 
     @abstractmethod
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         """Store exactly this response for ``retention`` seconds from now; return false if the claim is lost.
 
         ``failure``: set the status to failed, not completed. Raises ``TransactionEnded`` if the transaction in which
@@ -257,7 +270,9 @@ class Store(ABC):
         created_at = self.created_at(claim)
         if created_at is None:
             record = self.read(claim.id)
-            created_at = EPOCH if record is None else record.created_at  # without a record, the claim is lost
+            created_at = (
+                EPOCH if record is None else record.created_at
+            )  # without a record, the claim is lost
         life = Life.of(claim.operation, created_at)
         return encrypted(response, life) or response.without_content()
 
@@ -280,7 +295,11 @@ class Store(ABC):
 
         Figures are made of these, at each scrape, in a second or two: a store with many records needs an index.
         """
-        return (record for record in self.records() if record.on_hold or record.status in LIVE)
+        return (
+            record
+            for record in self.records()
+            if record.on_hold or record.status in LIVE
+        )
 
     @abstractmethod
     def delete(self, record: Snapshot) -> bool:

@@ -121,7 +121,9 @@ WHERE proname = 'django_idempotency_claim' AND pg_function_is_visible(oid)
 def request_lock(operation: Operation) -> int:
     """Return the number of a request's lock: the same for the same key and content, whichever key digests them."""
     text = operation.id.bytes + (operation.digest or operation.fingerprint)
-    return REQUEST_LOCKS << 48 | int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+    return REQUEST_LOCKS << 48 | int.from_bytes(
+        hashlib.sha256(text).digest()[:6], "big"
+    )
 
 
 def can_claim(connection: BaseDatabaseWrapper) -> bool:
@@ -132,7 +134,9 @@ def can_claim(connection: BaseDatabaseWrapper) -> bool:
 def create_after_migrate(using: str, **_named: Any) -> None:
     """Create the functions where tables are made without migrations, as test runs can be configured to."""
     connection = connections[using]
-    ours = router.allow_migrate_model(using, IdempotencyRecord) and _has_table(connection)
+    ours = router.allow_migrate_model(using, IdempotencyRecord) and _has_table(
+        connection
+    )
     if ours and _ask(connection, MAY_CALL) is None:
         with connection.cursor() as cursor:
             cursor.execute(FUNCTION)

@@ -53,14 +53,20 @@ class Life:
 def life_of(record: IdempotencyRecord) -> Life:
     assert record._state.db is not None  # it was read
     created_at = in_utc(record.created_at, record._state.db)
-    return Life(record.pk, record.scope, record.key, bytes(record.fingerprint), created_at)
+    return Life(
+        record.pk, record.scope, record.key, bytes(record.fingerprint), created_at
+    )
 
 
 def lack_of_encryption() -> str | None:
     """Return why nothing can be encrypted; ``None`` if it can."""
     if not conf().encryption:
         return "there is no key"
-    return None if find_spec("cryptography") else "the package cryptography is not installed"
+    return (
+        None
+        if find_spec("cryptography")
+        else "the package cryptography is not installed"
+    )
 
 
 def encrypted(response: StoredResponse, life: Life) -> StoredResponse | None:
@@ -71,14 +77,20 @@ def encrypted(response: StoredResponse, life: Life) -> StoredResponse | None:
         key = conf().encryption[0]
         text = encrypt(_packed(response), key, _bound(response, life))
         return StoredResponse(response.status, ((ENCRYPTED, key_id(key)),), text)
-    except Exception as error:  # a replay without its content is better than a lost response
+    except (
+        Exception
+    ) as error:  # a replay without its content is better than a lost response
         log_lost_response("could not be encrypted, and is not stored", life.id, error)
         return None
 
 
 def replayable(response: StoredResponse, life: Life, policy: Policy) -> StoredResponse:
     """Return ``decoded``, without its content if ``policy`` requires encryption and it is not encrypted."""
-    if policy.body.encrypt == REQUIRE and response.has_content and not is_encrypted(response):
+    if (
+        policy.body.encrypt == REQUIRE
+        and response.has_content
+        and not is_encrypted(response)
+    ):
         _report("is not encrypted, and is not replayed", life, "")
         return response.without_content()
     return decoded(response, life)
@@ -92,9 +104,19 @@ def decoded(response: StoredResponse, life: Life) -> StoredResponse:
         keys = {key_id(key): key for key in conf().encryption}
         if response.body is None:  # it was dropped
             return response.without_content()
-        return _unpacked(response.status, decrypt(response.body, keys[response.headers[0][1]], _bound(response, life)))
+        return _unpacked(
+            response.status,
+            decrypt(
+                response.body, keys[response.headers[0][1]], _bound(response, life)
+            ),
+        )
     except Exception as error:  # a missing key or package, a damaged row: in any case, the key must not run again
-        _report("could not be decrypted, and is not replayed", life, response.headers[0][1], error)
+        _report(
+            "could not be decrypted, and is not replayed",
+            life,
+            response.headers[0][1],
+            error,
+        )
         return response.without_content()
 
 
@@ -110,7 +132,9 @@ def stored_response(record: IdempotencyRecord) -> StoredResponse | None:
     """
     if record.response_status is None:
         return None
-    stored = StoredResponse.of(record.response_status, record.response_headers, record.response_body)
+    stored = StoredResponse.of(
+        record.response_status, record.response_headers, record.response_body
+    )
     return decoded(stored, life_of(record))
 
 
@@ -142,14 +166,20 @@ def _packed(response: StoredResponse) -> bytes:
 def _unpacked(status: int, packed: bytes) -> StoredResponse:
     head, _newline, body = packed.partition(b"\n")
     headers, has_body = json.loads(head)
-    return StoredResponse(status, tuple(map(tuple, headers)), body if has_body else None)
+    return StoredResponse(
+        status, tuple(map(tuple, headers)), body if has_body else None
+    )
 
 
 def _bound(response: StoredResponse, life: Life) -> bytes:
     """Return what binds an encrypted response to one life of its own record, and to its own status."""
     who = [text.encode("utf-8", "surrogatepass") for text in (life.scope, life.key)]
-    created = ((life.created_at - EPOCH) // timedelta(microseconds=1)).to_bytes(8, "big")
-    return digest([VERSION, *who, life.fingerprint, created, response.status.to_bytes(2, "big")])
+    created = ((life.created_at - EPOCH) // timedelta(microseconds=1)).to_bytes(
+        8, "big"
+    )
+    return digest(
+        [VERSION, *who, life.fingerprint, created, response.status.to_bytes(2, "big")]
+    )
 
 
 # --- AES-256-GCM, which needs the extra ``cryptography`` -------------------------------------------------------------
@@ -169,7 +199,11 @@ def encrypt(plain: bytes, key: bytes, bound: bytes) -> bytes:
 
 def decrypt(encrypted: bytes, key: bytes, bound: bytes) -> bytes:
     """Return what ``encrypt`` was given. Raises an error if the key or ``bound`` differs, or if a byte was changed."""
-    salt, nonce, text = encrypted[:SALT], encrypted[SALT : SALT + NONCE], encrypted[SALT + NONCE :]
+    salt, nonce, text = (
+        encrypted[:SALT],
+        encrypted[SALT : SALT + NONCE],
+        encrypted[SALT + NONCE :],
+    )
     return _cipher(key, salt).decrypt(nonce, text, bound)
 
 

@@ -22,10 +22,14 @@ def alias(policy: Policy, operation: Operation | None = None) -> str:
     if not callable(policy.using):
         return policy.using or router.db_for_write(IdempotencyRecord)
     if operation is None:
-        raise ImproperlyConfigured("`using` chooses a database for each operation, but there is no operation here.")
+        raise ImproperlyConfigured(
+            "`using` chooses a database for each operation, but there is no operation here."
+        )
     chosen, shards = policy.using(operation), conf().shards
     if chosen not in shards:  # no maintenance would ever look there
-        raise ImproperlyConfigured(f"`using` chose the database {chosen!r}, which is not in SHARDS {list(shards)!r}.")
+        raise ImproperlyConfigured(
+            f"`using` chose the database {chosen!r}, which is not in SHARDS {list(shards)!r}."
+        )
     return chosen
 
 
@@ -53,5 +57,7 @@ def record_database(using: str | None = None) -> str:
         return using
     found = aliases(conf().policy)
     if len(found) != 1:
-        raise ImproperlyConfigured(f"The records are in several databases: pass using=…, one of {list(found)!r}.")
+        raise ImproperlyConfigured(
+            f"The records are in several databases: pass using=…, one of {list(found)!r}."
+        )
     return found[0]

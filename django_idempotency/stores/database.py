@@ -12,19 +12,39 @@ from uuid import UUID
 
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, DurationField, ExpressionWrapper, F, Q, QuerySet, Value, When
+from django.db.models import (
+    Case,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    Q,
+    QuerySet,
+    Value,
+    When,
+)
 from django.db.models.expressions import Combinable
 from django.db.models.sql import InsertQuery
 from django.utils.translation import gettext_noop
 
-from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
+from django_idempotency.models import (
+    DatabaseNow,
+    IdempotencyRecord,
+    Status,
+    check_move,
+    in_utc,
+)
 from django_idempotency.stores.base import Found, Seen, Store, Unlocked
 from django_idempotency.stores.connections import alias as database_of
 from django_idempotency.stores.errors import is_missing_savepoint, store_errors
 from django_idempotency.stores.own_connections import own_connection
 from django_idempotency.stores.transactions import Transaction, noted, recover
 from django_idempotency.values.exceptions import StoreConflict, TransactionEnded
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Operation,
+    Snapshot,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Policy
 from django_idempotency.values.rules import Options, one_of, option
 
@@ -52,7 +72,9 @@ class DatabaseOptions(Options):
     ``row_lock``: how to lock a row that may change owner, ``"nowait"`` or ``"skip_locked"``.
     """
 
-    row_lock: Literal["nowait", "skip_locked"] = option("nowait", one_of(("nowait", "skip_locked")))
+    row_lock: Literal["nowait", "skip_locked"] = option(
+        "nowait", one_of(("nowait", "skip_locked"))
+    )
 
 
 DEFAULTS = DatabaseOptions()
@@ -72,7 +94,9 @@ class DatabaseStore(Store):
         return DatabaseOptions(**options)
 
     @classmethod
-    def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
+    def bind(
+        cls, policy: Policy, operation: Operation | None, alias: str, options: Any
+    ) -> Store:
         return cls(policy, database_of(policy, operation), options)
 
     @property
@@ -86,8 +110,15 @@ class DatabaseStore(Store):
     def in_foreign_transaction(self) -> bool:
         connection = self.connection
         if connection.in_atomic_block:
-            return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
-        return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
+            return not all(
+                getattr(block, "_from_testcase", False)
+                for block in connection.atomic_blocks
+            )
+        return not (
+            connection.settings_dict["AUTOCOMMIT"]
+            if connection.connection is None
+            else connection.autocommit
+        )
 
     def recover(self) -> None:
         recover(self.connection)
@@ -137,8 +168,14 @@ class DatabaseStore(Store):
         rows = self.rows.filter(pk=id)
         with store_errors(), Transaction(rows.db):
             if not connections[rows.db].features.has_select_for_update:
-                rows.update(updated_at=F("updated_at"))  # takes the write lock of the whole database
-            record = _first(_for_update(rows, nowait=(self.options or DEFAULTS).row_lock == "nowait"))
+                rows.update(
+                    updated_at=F("updated_at")
+                )  # takes the write lock of the whole database
+            record = _first(
+                _for_update(
+                    rows, nowait=(self.options or DEFAULTS).row_lock == "nowait"
+                )
+            )
             if record is not None:
                 yield record
             else:  # SKIP LOCKED can't tell a locked row from a missing one
@@ -146,7 +183,9 @@ class DatabaseStore(Store):
 
     def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
         claim = self.successor(record, operation, token)
-        anew: dict[str, Any] = {"created_at": DatabaseNow(), "replays": 0} if claim.attempt == 1 else {}
+        anew: dict[str, Any] = (
+            {"created_at": DatabaseNow(), "replays": 0} if claim.attempt == 1 else {}
+        )
         self.rows.filter(pk=record.id).update(
             attempts=claim.attempt,
             on_hold=False,
@@ -159,7 +198,9 @@ class DatabaseStore(Store):
 
     def hold(self, record: Snapshot, reason: str) -> None:
         check_move(record.status, Status.FAILED)
-        self.rows.filter(pk=record.id).update(on_hold=True, reason=reason, **_ended(Status.FAILED, self.policy))
+        self.rows.filter(pk=record.id).update(
+            on_hold=True, reason=reason, **_ended(Status.FAILED, self.policy)
+        )
 
     def read(self, id: UUID) -> Snapshot | None:
         with store_errors():
@@ -192,11 +233,18 @@ class DatabaseStore(Store):
         """Whether ``lock`` has returned this claim, which then knows its transaction."""
         return claim.receipt is not None
 
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         if self._is_locked(claim):
             self._expect_savepoint()
         status = Status.FAILED if failure else Status.COMPLETED
-        return self._end(claim, reason="", **_ended(status, self.policy), **_response_columns(response))
+        return self._end(
+            claim,
+            reason="",
+            **_ended(status, self.policy),
+            **_response_columns(response),
+        )
 
     def _expect_savepoint(self) -> None:
         with store_errors():
@@ -213,12 +261,24 @@ class DatabaseStore(Store):
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
         if not self._is_locked(claim):
-            return self._end(claim, on_hold=on_hold, reason=reason, **_ended(Status.FAILED, self.policy))
+            return self._end(
+                claim,
+                on_hold=on_hold,
+                reason=reason,
+                **_ended(Status.FAILED, self.policy),
+            )
         committed = self._was_committed(claim)
         held = Case(When(committed, then=Value(True)), default=Value(on_hold))
-        stored_reason = Case(When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason))
+        stored_reason = Case(
+            When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason)
+        )
         # In MariaDB, assignments see the effect of earlier ones, so the reason comes last.
-        return self._end(claim, on_hold=held, **_ended(Status.FAILED, self.policy), reason=stored_reason)
+        return self._end(
+            claim,
+            on_hold=held,
+            **_ended(Status.FAILED, self.policy),
+            reason=stored_reason,
+        )
 
     def _was_committed(self, claim: Claimed) -> Any:
         """Return the condition that the record's transaction is committed, although the record is not completed."""
@@ -242,12 +302,18 @@ class DatabaseStore(Store):
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
         rows = self._of({claim.token: claim.id for claim in claims})
         with store_errors(), transaction.atomic(using=self.name):
-            free = {token: id for token, id in _for_update(rows).values_list("token", "pk") if token}
+            free = {
+                token: id
+                for token, id in _for_update(rows).values_list("token", "pk")
+                if token
+            }
             self._of(free).update(locked_until=ahead(self.policy.mode.seconds))
         return set(free)
 
     def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
-        left = ExpressionWrapper(F("locked_until") - DatabaseNow(), output_field=DurationField())
+        left = ExpressionWrapper(
+            F("locked_until") - DatabaseNow(), output_field=DurationField()
+        )
         with store_errors():
             try_to_write(self.rows)
             rows = self._of(records).annotate(left=left).values_list("token", "left")
@@ -255,7 +321,9 @@ class DatabaseStore(Store):
 
     def expire(self, records: Mapping[UUID, UUID]) -> None:
         with store_errors():
-            lapsed = self._of(records).filter(locked_until__gt=F("locked_at"), locked_until__lt=DatabaseNow())
+            lapsed = self._of(records).filter(
+                locked_until__gt=F("locked_at"), locked_until__lt=DatabaseNow()
+            )
             lapsed.update(locked_until=F("locked_at"))
 
     def own_connection(self, *, seconds: float) -> AbstractContextManager[None]:
@@ -266,7 +334,9 @@ class DatabaseStore(Store):
 
     def records(self) -> Iterator[Snapshot]:
         with store_errors():
-            rows = self.rows.annotate(database_now=DatabaseNow()).values_list(*COLUMNS, "database_now")
+            rows = self.rows.annotate(database_now=DatabaseNow()).values_list(
+                *COLUMNS, "database_now"
+            )
             yield from (snapshot(row, self.name) for row in rows.iterator())
 
     def delete(self, record: Snapshot) -> bool:
@@ -281,11 +351,20 @@ class DatabaseStore(Store):
     def count_replays(self, counts: dict[UUID, int]) -> None:
         with store_errors():
             for id, count in counts.items():
-                self.rows.filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
+                self.rows.filter(pk=id).update(
+                    replays=F("replays") + count, last_replayed_at=DatabaseNow()
+                )
 
 
 def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
-    row = next(iter(rows.annotate(database_now=DatabaseNow()).values_list(*COLUMNS, "database_now")), None)
+    row = next(
+        iter(
+            rows.annotate(database_now=DatabaseNow()).values_list(
+                *COLUMNS, "database_now"
+            )
+        ),
+        None,
+    )
     return snapshot(row, rows.db) if row else None
 
 
@@ -313,7 +392,9 @@ def try_to_write(rows: QuerySet[IdempotencyRecord]) -> None:
         rows.filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
 
 
-def _for_update(rows: QuerySet[IdempotencyRecord], *, nowait: bool = False) -> QuerySet[IdempotencyRecord]:
+def _for_update(
+    rows: QuerySet[IdempotencyRecord], *, nowait: bool = False
+) -> QuerySet[IdempotencyRecord]:
     """Return ``rows``, to be locked as they are read: with NOWAIT, or else with SKIP LOCKED."""
     features = connections[rows.db].features
     return rows.select_for_update(
@@ -340,7 +421,13 @@ def _claim(token: UUID, policy: Policy, operation: Operation) -> dict[str, Any]:
 
 
 def _ended(status: Status, policy: Policy) -> dict[str, Any]:
-    claim = {"status": status, "token": None, "locked_at": None, "locked_until": None, "updated_at": DatabaseNow()}
+    claim = {
+        "status": status,
+        "token": None,
+        "locked_at": None,
+        "locked_until": None,
+        "updated_at": DatabaseNow(),
+    }
     return {**claim, **_kept_until(policy)}
 
 
@@ -350,4 +437,7 @@ def _kept_until(policy: Policy) -> dict[str, Any]:
 
 def _response_columns(response: StoredResponse | None) -> dict[str, Any]:
     """Return the columns of ``response``. Without one, they are NULL."""
-    return {f"response_{name}": getattr(response, name, None) for name in ("status", "headers", "body")}
+    return {
+        f"response_{name}": getattr(response, name, None)
+        for name in ("status", "headers", "body")
+    }

@@ -7,7 +7,11 @@ from typing import Any
 
 from django.db import IntegrityError, InterfaceError, OperationalError
 
-from django_idempotency.values.exceptions import StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.values.exceptions import (
+    StoreConflict,
+    StoreRefused,
+    StoreUnavailable,
+)
 from django_idempotency.values.registry import Registry
 
 # PostgreSQL: there is no such function, or not for this role.
@@ -42,7 +46,9 @@ UNIQUE_VIOLATION = "23505"
 def sqlstate(error: Exception) -> str | None:
     """Return PostgreSQL's code for an error of Django's: psycopg 3 calls it ``sqlstate``, psycopg2 ``pgcode``."""
     driver = error.__cause__
-    code: str | None = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    code: str | None = getattr(driver, "sqlstate", None) or getattr(
+        driver, "pgcode", None
+    )
     return code
 
 
@@ -74,24 +80,34 @@ def _as_failure(error: Exception) -> StoreUnavailable | None:
 
 
 def _is_stale(error: Exception) -> bool:
-    return sqlstate(error) in STALE_STATES or next(iter(error.args), None) == OUT_OF_SYNC
+    return (
+        sqlstate(error) in STALE_STATES or next(iter(error.args), None) == OUT_OF_SYNC
+    )
 
 
 def _kind(error: Exception) -> type[StoreUnavailable]:
     if is_conflict(error):
         return StoreConflict
-    return StoreRefused if _says(error, TOO_LONG_STATES, TOO_LONG_NUMBERS) else StoreUnavailable
+    return (
+        StoreRefused
+        if _says(error, TOO_LONG_STATES, TOO_LONG_NUMBERS)
+        else StoreUnavailable
+    )
 
 
 def is_conflict(error: Exception) -> bool:
     """Whether ``error`` says that another transaction was in the way."""
-    is_sqlites = getattr(error.__cause__, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    is_sqlites = getattr(error.__cause__, "sqlite_errorname", "").startswith(
+        ("SQLITE_BUSY", "SQLITE_LOCKED")
+    )
     return is_sqlites or _says(error, CONFLICT_STATES, CONFLICT_NUMBERS)
 
 
 def is_missing_savepoint(error: Exception) -> bool:
     """Whether ``error`` says that a savepoint is gone, and with it the transaction in which it was made."""
-    return _says(error, MISSING_SAVEPOINT_STATES, MISSING_SAVEPOINT_NUMBERS) or "no such savepoint" in str(error)
+    return _says(
+        error, MISSING_SAVEPOINT_STATES, MISSING_SAVEPOINT_NUMBERS
+    ) or "no such savepoint" in str(error)
 
 
 def _says(error: Exception, states: Sequence[str], numbers: Sequence[int]) -> bool:

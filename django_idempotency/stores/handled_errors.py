@@ -14,7 +14,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 # libpq's statuses: in the middle of a statement; in a transaction; in one that can only be rolled back; lost.
 # https://www.postgresql.org/docs/current/libpq-status.html#LIBPQ-PQTRANSACTIONSTATUS
 ACTIVE, IN_TRANSACTION, IN_ERROR, LOST = 1, 2, 3, 4
-HOOKS = ("get_rollback", "savepoint_commit", "savepoint_rollback", "set_rollback", "validate_no_broken_transaction")
+HOOKS = (
+    "get_rollback",
+    "savepoint_commit",
+    "savepoint_rollback",
+    "set_rollback",
+    "validate_no_broken_transaction",
+)
 
 
 def libpq_status(connection: BaseDatabaseWrapper) -> int | None:
@@ -65,12 +71,21 @@ class HandledErrors(list[Any]):
 
     @property
     def is_innermost(self) -> bool:
-        return self.connection.atomic_blocks is self and bool(self) and self[-1] is self.block
+        return (
+            self.connection.atomic_blocks is self
+            and bool(self)
+            and self[-1] is self.block
+        )
 
     def unmark(self) -> None:
         """Remove the mark of an error that has left the business transaction as it was."""
         connection, error = self.connection, self.connection.rollback_exc
-        if not connection.needs_rollback or error is None or self.final or not self.is_innermost:
+        if (
+            not connection.needs_rollback
+            or error is None
+            or self.final
+            or not self.is_innermost
+        ):
             return
         if is_sound(connection, error):
             connection.needs_rollback, connection.rollback_exc = False, None
@@ -83,7 +98,9 @@ class HandledErrors(list[Any]):
             ids = self.connection.savepoint_ids
             if ids[-1] is None and not self.connection.needs_rollback:
                 ids.pop()
-                ids.append(self.connection.savepoint() if block.savepoint else _NoSavepoint())
+                ids.append(
+                    self.connection.savepoint() if block.savepoint else _NoSavepoint()
+                )
             self.executed = False
         super().append(block)
 
@@ -100,7 +117,9 @@ class HandledErrors(list[Any]):
         except BaseException:
             self.final = True
             raise
-        self.connection.run_on_commit = [hook for hook in self.connection.run_on_commit if sid not in hook[0]]
+        self.connection.run_on_commit = [
+            hook for hook in self.connection.run_on_commit if sid not in hook[0]
+        ]
 
     def get_rollback(self) -> bool:
         self.unmark()
@@ -123,4 +142,6 @@ def is_sound(connection: Any, error: BaseException) -> bool:
     status = libpq_status(connection)
     if status is not None:
         return status == IN_TRANSACTION
-    return isinstance(error, IntegrityError | DataError) or not isinstance(error.__cause__, connection.Database.Error)
+    return isinstance(error, IntegrityError | DataError) or not isinstance(
+        error.__cause__, connection.Database.Error
+    )

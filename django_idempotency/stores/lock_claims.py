@@ -15,7 +15,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.models import Status
 from django_idempotency.stores.base import Found, Owned, Seen, Unlocked
-from django_idempotency.stores.claim_function import LOOKUP, PARTITIONED, TABLE_NUMBER, TRY_LOCKS, request_lock
+from django_idempotency.stores.claim_function import (
+    LOOKUP,
+    PARTITIONED,
+    TABLE_NUMBER,
+    TRY_LOCKS,
+    request_lock,
+)
 from django_idempotency.stores.database import COMMITTED_EARLY
 from django_idempotency.stores.errors import store_errors
 from django_idempotency.stores.handled_errors import ACTIVE, LOST, libpq_status
@@ -29,7 +35,13 @@ from django_idempotency.stores.postgresql import (
     stated,
 )
 from django_idempotency.values.exceptions import StoreUnavailable
-from django_idempotency.values.outcomes import Claimed, EntryPoint, Operation, Snapshot, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    EntryPoint,
+    Operation,
+    Snapshot,
+    StoredResponse,
+)
 
 # Above READ COMMITTED the lookup has a snapshot as old as the locks. There a unique index finds the duplicate when the
 # record is written. Where there is none, in a partitioned table, and under SERIALIZABLE, where the lookup would make
@@ -87,10 +99,17 @@ class LockClaimStore(PostgreSQLStore):
             raise
         return met
 
-    def _lock_and_read(self, operation: Operation, token: UUID, connection: Any) -> ByLock:
+    def _lock_and_read(
+        self, operation: Operation, token: UUID, connection: Any
+    ) -> ByLock:
         id = operation.id
-        asked, found = together([(CLAIM, (request_lock(operation), id, id)), (LOOKUP, (id,))], connection)
-        (process, schemas, table, owner), (same_table, created, number, *old) = asked.row or (), found.row or ()
+        asked, found = together(
+            [(CLAIM, (request_lock(operation), id, id)), (LOOKUP, (id,))], connection
+        )
+        (process, schemas, table, owner), (same_table, created, number, *old) = (
+            asked.row or (),
+            found.row or (),
+        )
         learn(process, connection)
         if owner == "record":
             return "record"
@@ -99,7 +118,10 @@ class LockClaimStore(PostgreSQLStore):
         if number is None:
             raise StoreUnavailable("cannot claim in a read-only transaction")
         return Claimed(
-            operation, token, by_lock=True, receipt=Receipt(tuple(schemas), created, transaction=number, table=table)
+            operation,
+            token,
+            by_lock=True,
+            receipt=Receipt(tuple(schemas), created, transaction=number, table=table),
         )
 
     def _sound_connection(self) -> BaseDatabaseWrapper:
@@ -114,7 +136,9 @@ class LockClaimStore(PostgreSQLStore):
         connection.ensure_connection()
         return connection
 
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         if not claim.by_lock:
             return super().complete(claim, response, failure=failure)
         status = Status.FAILED if failure else Status.COMPLETED
@@ -130,7 +154,10 @@ class LockClaimStore(PostgreSQLStore):
         if held or claim.operation.entry_point in COUNTED:
             stored_reason = COMMITTED_EARLY if committed_early else reason
             content = (None, None, None)
-            return self._write(self.unlocked(claim), (Status.FAILED.value, held, stored_reason, *content))
+            return self._write(
+                self.unlocked(claim),
+                (Status.FAILED.value, held, stored_reason, *content),
+            )
         return True
 
     def release(self, claim: Claimed) -> bool:
@@ -150,7 +177,9 @@ class LockClaimStore(PostgreSQLStore):
         if again is None:
             return False
         # The record says when the run was claimed first.
-        again = claim.with_receipt(receipt_of(claim)._replace(transaction=receipt_of(again).transaction))
+        again = claim.with_receipt(
+            receipt_of(claim)._replace(transaction=receipt_of(again).transaction)
+        )
         business = self.transaction(again)
         try:
             written = self._write_here(again, columns)
@@ -174,7 +203,10 @@ class LockClaimStore(PostgreSQLStore):
         o = claim.operation
         receipt = receipt_of(claim)
         what = (o.id, o.scope, o.key, o.method, o.path, o.fingerprint, receipt.created)
-        return self._end_by(stated(INSERT, self.policy), (*what, *columns, receipt.transaction, receipt.table))
+        return self._end_by(
+            stated(INSERT, self.policy),
+            (*what, *columns, receipt.transaction, receipt.table),
+        )
 
     def read_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
         """Read once the locks of the claim are free, as they are once the server is done with its transaction."""

@@ -15,7 +15,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 @contextmanager
-def own_connection(name: str, *, seconds: float, schemas: Sequence[str] = ()) -> Iterator[None]:
+def own_connection(
+    name: str, *, seconds: float, schemas: Sequence[str] = ()
+) -> Iterator[None]:
     """Have this thread use a connection of its own to the database ``name`` inside the block.
 
     Connecting, a statement, a lock and the block as a whole may each take ``seconds``. After that, they fail as if the
@@ -51,19 +53,34 @@ def _settings(connection: BaseDatabaseWrapper, seconds: float) -> dict[str, Any]
 
     https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
     """
-    options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != "pool"}
+    options = {
+        name: value
+        for name, value in connection.settings_dict["OPTIONS"].items()
+        if name != "pool"
+    }
     match connection.vendor:
         case "postgresql":
             from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-            options |= {"connect_timeout": max(2, math.floor(seconds)), "tcp_user_timeout": math.ceil(seconds * 1000)}
+            options |= {
+                "connect_timeout": max(2, math.floor(seconds)),
+                "tcp_user_timeout": math.ceil(seconds * 1000),
+            }
             options["isolation_level"] = IsolationLevel.READ_COMMITTED
         case "mysql":
             limits = ("connect_timeout", "read_timeout", "write_timeout")
-            options |= {**dict.fromkeys(limits, max(1, math.floor(seconds))), "isolation_level": "read committed"}
+            options |= {
+                **dict.fromkeys(limits, max(1, math.floor(seconds))),
+                "isolation_level": "read committed",
+            }
         case "sqlite":
             options["timeout"] = seconds
-    return {**connection.settings_dict, "OPTIONS": options, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
+    return {
+        **connection.settings_dict,
+        "OPTIONS": options,
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": False,
+    }
 
 
 # --- What each statement is sent with, on PostgreSQL -----------------------------------------------------------------
@@ -73,7 +90,9 @@ LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_tim
 SCHEMAS = "SELECT set_config('search_path', %s || current_setting('search_path'), true)"
 
 
-def _limiting(connection: BaseDatabaseWrapper, seconds: float, schemas: Sequence[str]) -> Callable[..., Any]:
+def _limiting(
+    connection: BaseDatabaseWrapper, seconds: float, schemas: Sequence[str]
+) -> Callable[..., Any]:
     milliseconds = str(math.ceil(seconds * 1000))
     path = "".join('"' + schema.replace('"', '""') + '", ' for schema in schemas)
 

@@ -33,7 +33,9 @@ except ImportError:  # psycopg 3, which Django prefers to psycopg2, is not insta
 else:
     HAS_PSYCOPG = True
     DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
-    TIME_LOADER: Any = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, pq.Format.TEXT)
+    TIME_LOADER: Any = psycopg.adapters.get_loader(
+        psycopg.adapters.types["timestamptz"].oid, pq.Format.TEXT
+    )
 
 # A prepared statement is gone, or a migration has changed the type of a column that it returns.
 GONE = ("26000", "0A000")
@@ -55,11 +57,15 @@ class Ending(Protocol):
     error: BaseException | None
 
 
-def execute(statement: str, values: Sequence[Any], connection: Any, ends: Ending | None = None) -> Result:
+def execute(
+    statement: str, values: Sequence[Any], connection: Any, ends: Ending | None = None
+) -> Result:
     return together([(statement, values)], connection, ends)[0]
 
 
-def together(statements: Sequence[Statement], connection: Any, ends: Ending | None = None) -> list[Result]:
+def together(
+    statements: Sequence[Statement], connection: Any, ends: Ending | None = None
+) -> list[Result]:
     """Execute ``statements``, whose placeholders are all ``%s``, in order and until one fails.
 
     BEGIN goes with them if a transaction is due.
@@ -74,7 +80,10 @@ def together(statements: Sequence[Statement], connection: Any, ends: Ending | No
     connection.validate_thread_sharing()
     connection.validate_no_broken_transaction()
     inner = connection.connection
-    begins = not inner.autocommit and inner.pgconn.transaction_status == pq.TransactionStatus.IDLE
+    begins = (
+        not inner.autocommit
+        and inner.pgconn.transaction_status == pq.TransactionStatus.IDLE
+    )
     try:
         return _by_pipeline(statements, connection, begins, ends)
     except BaseException as error:
@@ -92,7 +101,9 @@ def together(statements: Sequence[Statement], connection: Any, ends: Ending | No
         if getattr(error.__cause__, "sqlstate", None) not in GONE:
             raise
         _session(inner).forgetful = True
-        if not (begins or inner.autocommit):  # earlier statements of the transaction are lost
+        if not (
+            begins or inner.autocommit
+        ):  # earlier statements of the transaction are lost
             raise
     return _by_pipeline(statements, connection, begins, ends)
 
@@ -100,7 +111,9 @@ def together(statements: Sequence[Statement], connection: Any, ends: Ending | No
 def _by_cursor(statement: str, values: Sequence[Any], connection: Any) -> Result:
     with connection.cursor() as cursor:
         cursor.execute(statement, values)
-        return Result(cursor.fetchone() if cursor.description else None, cursor.rowcount)
+        return Result(
+            cursor.fetchone() if cursor.description else None, cursor.rowcount
+        )
 
 
 # --- May it be prepared? ---------------------------------------------------------------------------------------------
@@ -138,7 +151,9 @@ def learn(process: int, connection: Any) -> None:
         return
     inner = connection.connection
     session = _session(inner)
-    session.direct = min(session.direct + 1, THRESHOLD) if inner.pgconn.backend_pid == process else 0
+    session.direct = (
+        min(session.direct + 1, THRESHOLD) if inner.pgconn.backend_pid == process else 0
+    )
 
 
 def _keeps_statements(connection: Any) -> bool:
@@ -169,47 +184,77 @@ def _needs_cursor(connection: Any) -> bool:
     inner = connection.connection
     replaced = any(map(vars(connection).__contains__, REPLACED))
     watched = connection.queries_logged or connection.execute_wrappers
-    plain = inner.isolation_level is inner.read_only is inner.deferrable is inner.prepare_threshold is None
+    plain = (
+        inner.isolation_level
+        is inner.read_only
+        is inner.deferrable
+        is inner.prepare_threshold
+        is None
+    )
     return bool(replaced or watched or not plain or libpq_status(connection) == ACTIVE)
 
 
 @lru_cache
 def _has_djangos_cursors(backend: type) -> bool:
     ours = issubclass(backend, DatabaseWrapper)
-    return ours and all(getattr(backend, name) is getattr(DatabaseWrapper, name) for name in REPLACED)
+    return ours and all(
+        getattr(backend, name) is getattr(DatabaseWrapper, name) for name in REPLACED
+    )
 
 
 # --- The pipeline ----------------------------------------------------------------------------------------------------
 
 
-def _by_pipeline(statements: Sequence[Statement], connection: Any, begins: bool, ends: Ending | None) -> list[Result]:
+def _by_pipeline(
+    statements: Sequence[Statement], connection: Any, begins: bool, ends: Ending | None
+) -> list[Result]:
     inner = connection.connection
     with connection.wrap_database_errors, inner.lock:
-        transformer, session, named = _transformer(connection), _session(inner), _keeps_statements(connection)
+        transformer, session, named = (
+            _transformer(connection),
+            _session(inner),
+            _keeps_statements(connection),
+        )
         to_send: list[Callable[[], None]] = []
         made: dict[int, tuple[tuple[str, tuple[int, ...]], bytes]] = {}
         if begins:
             to_send.append(partial(inner.pgconn.send_query_params, b"BEGIN", None))
         asked = []
         for statement, values in statements:
-            parameters = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+            parameters = transformer.dump_sequence(
+                values, [PyFormat.AUTO] * len(values)
+            )
             types, formats = tuple(transformer.types or ()), transformer.formats
             name = session.names.get((statement, types)) if named else None
             if name is None and named and len(session.names) < MOST:
                 name = f"django_idempotency_{next(session.numbers)}".encode()
                 made[len(to_send)] = (statement, types), name
-                to_send.append(partial(inner.pgconn.send_prepare, name, _numbered(statement), types))
+                to_send.append(
+                    partial(
+                        inner.pgconn.send_prepare, name, _numbered(statement), types
+                    )
+                )
             asked.append(len(to_send))
             to_send.append(
-                partial(inner.pgconn.send_query_params, _numbered(statement), parameters, types, formats)
+                partial(
+                    inner.pgconn.send_query_params,
+                    _numbered(statement),
+                    parameters,
+                    types,
+                    formats,
+                )
                 if name is None
-                else partial(inner.pgconn.send_query_prepared, name, parameters, formats)
+                else partial(
+                    inner.pgconn.send_query_prepared, name, parameters, formats
+                )
             )
         if ends is not None:
             to_send.append(partial(inner.pgconn.send_query_params, b"COMMIT", None))
             ends.committing = True
         results = _exchange(connection, to_send)
-        session.names.update(known for number, known in made.items() if results[number].status in DONE)
+        session.names.update(
+            known for number, known in made.items() if results[number].status in DONE
+        )
         if results[-1].status == pq.ExecStatus.PIPELINE_ABORTED and ends is not None:
             ends.committing = False
         if (error := _first_error(results, inner, psycopg.Error)) is not None:
@@ -217,7 +262,9 @@ def _by_pipeline(statements: Sequence[Statement], connection: Any, begins: bool,
         return [_read(results[number], transformer) for number in asked]
 
 
-def _exchange(connection: Any, to_send: Sequence[Callable[[], None]]) -> list[pq.abc.PGresult]:
+def _exchange(
+    connection: Any, to_send: Sequence[Callable[[], None]]
+) -> list[pq.abc.PGresult]:
     inner = connection.connection
     try:
         inner.pgconn.enter_pipeline_mode()
@@ -226,7 +273,9 @@ def _exchange(connection: Any, to_send: Sequence[Callable[[], None]]) -> list[pq
         inner.pgconn.pipeline_sync()
         results: list[pq.abc.PGresult] = inner.wait(_receive(inner))
         inner.pgconn.exit_pipeline_mode()
-    except BaseException:  # in the middle of the results, of which nobody could tell what they belong to
+    except (
+        BaseException
+    ):  # in the middle of the results, of which nobody could tell what they belong to
         connection.errors_occurred = True
         inner.pgconn.finish()
         raise
@@ -241,7 +290,9 @@ def _receive(connection: psycopg.Connection[Any]) -> PQGen[list[pq.abc.PGresult]
         try:
             result = yield from fetch(pgconn)
         except psycopg.OperationalError as lost:
-            raise _first_error(results, connection, psycopg.OperationalError) or lost from None
+            raise (
+                _first_error(results, connection, psycopg.OperationalError) or lost
+            ) from None
         if result is None:
             if pgconn.status != pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the connection is lost")
@@ -259,7 +310,9 @@ def _read(result: pq.abc.PGresult, transformer: Any) -> Result:
 
 
 def _first_error(
-    results: Sequence[pq.abc.PGresult], connection: psycopg.Connection[Any], kind: type[psycopg.Error]
+    results: Sequence[pq.abc.PGresult],
+    connection: psycopg.Connection[Any],
+    kind: type[psycopg.Error],
 ) -> psycopg.Error | None:
     """Return the first error among ``results``: ``OperationalError`` if it is not of this ``kind``."""
     for result in results:
@@ -289,7 +342,9 @@ def _transformer(connection: Any) -> Any:
     known, transformer = _transformers.get(connection, (None, None))
     if transformer is None or transformer.connection is not inner or known != encoding:
         adapters = AdaptersMap(inner.adapters)
-        adapters.register_loader("timestamptz", TIME_LOADER)  # Django's is not in C, and takes ten times as long
+        adapters.register_loader(
+            "timestamptz", TIME_LOADER
+        )  # Django's is not in C, and takes ten times as long
         transformer = Transformer(_Context(adapters, inner))
         _transformers[connection] = encoding, transformer
     return transformer
@@ -298,4 +353,6 @@ def _transformer(connection: Any) -> Any:
 @lru_cache(maxsize=1024)
 def _numbered(statement: str) -> bytes:
     first, *others = statement.split("%s")
-    return (first + "".join(f"${number}{text}" for number, text in enumerate(others, 1))).encode()
+    return (
+        first + "".join(f"${number}{text}" for number, text in enumerate(others, 1))
+    ).encode()

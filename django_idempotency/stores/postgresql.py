@@ -31,10 +31,20 @@ from django_idempotency.stores.claim_function import (
     request_lock,
 )
 from django_idempotency.stores.database import DatabaseStore, snapshot
-from django_idempotency.stores.errors import NO_FUNCTION, NO_FUNCTION_STATES, UNIQUE_VIOLATION, sqlstate, store_errors
+from django_idempotency.stores.errors import (
+    NO_FUNCTION,
+    NO_FUNCTION_STATES,
+    UNIQUE_VIOLATION,
+    sqlstate,
+    store_errors,
+)
 from django_idempotency.stores.pipeline import Result, execute, learn, together
 from django_idempotency.stores.transactions import Transaction, ending
-from django_idempotency.values.exceptions import StoreConflict, StoreRefused, TransactionEnded
+from django_idempotency.values.exceptions import (
+    StoreConflict,
+    StoreRefused,
+    TransactionEnded,
+)
 from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
 from django_idempotency.values.policy import Policy
 
@@ -80,10 +90,15 @@ RELEASE = f"DELETE FROM {TABLE} WHERE id = %s AND token = %s{{known}}"
 # The write that ends a run may have COMMIT behind it in the same message. So it must fail, not change nothing, if the
 # transaction is another one by now, or if a claim is lost. The planner can evaluate neither expression in advance.
 SAME_TRANSACTION = f"1 / ({TRANSACTION} = %s)::int"
-OTHER_TRANSACTION, CLAIM_LOST = "22012", "2201F"  # division by zero, square root of a negative number
+OTHER_TRANSACTION, CLAIM_LOST = (
+    "22012",
+    "2201F",
+)  # division by zero, square root of a negative number
 ENDING = f"WITH written AS ({{}} RETURNING 1) SELECT {SAME_TRANSACTION}, sqrt(count(*) - 1) FROM written"
 ENDING_MANY = "WITH written AS ({} RETURNING 1) SELECT sqrt(count(*) - %s) FROM written"
-OPEN_TRANSACTION = f"SELECT pg_current_xact_id_if_assigned()::text || '@' || {SERVER} AS transaction"
+OPEN_TRANSACTION = (
+    f"SELECT pg_current_xact_id_if_assigned()::text || '@' || {SERVER} AS transaction"
+)
 # After a crash, PostgreSQL may give the number of a lost transaction to another one. So a number means nothing if the
 # server has crashed since the claim, which resets its statistics: the run is then taken for lost, as one whose process
 # has died. Until the number is given to another one, it is an error to ask for its status.
@@ -141,10 +156,23 @@ def stated(statement: str, policy: Policy, *known: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _stated(statement: str, mode: str, hold: bool, times: tuple[float, float, float], columns: tuple[str, ...]) -> str:
+def _stated(
+    statement: str,
+    mode: str,
+    hold: bool,
+    times: tuple[float, float, float],
+    columns: tuple[str, ...],
+) -> str:
     lease, retention, kept = (repr(float(seconds)) for seconds in times)
     known = "".join(f" AND {column} = %s" for column in columns)
-    return statement.format(mode=str(mode), hold=hold, lease=lease, retention=retention, kept=kept, known=known)
+    return statement.format(
+        mode=str(mode),
+        hold=hold,
+        lease=lease,
+        retention=retention,
+        kept=kept,
+        known=known,
+    )
 
 
 class Receipt(NamedTuple):
@@ -189,21 +217,29 @@ class PostgreSQLStore(DatabaseStore):
 
     def claim(self, operation: Operation, token: UUID) -> Found:
         try:
-            process, *row = self._ask(stated(CLAIM, self.policy), _asked(operation, token))
+            process, *row = self._ask(
+                stated(CLAIM, self.policy), _asked(operation, token)
+            )
         except (IntegrityError, ProgrammingError) as error:
             _expect_made_meanwhile(error)
             return None
         learn(process, self.connection)
         return self._found(operation, token, row) or self._meet_owner(operation)
 
-    def _found(self, operation: Operation, token: UUID, row: Sequence[Any]) -> Claimed | Seen | None:
+    def _found(
+        self, operation: Operation, token: UUID, row: Sequence[Any]
+    ) -> Claimed | Seen | None:
         """Return what the function has found; ``None`` for the lock of an owner without a record."""
         schemas, created, place, free, *old = row
         if created:
-            return Claimed(operation, token, receipt=Receipt(tuple(schemas), created, place))
+            return Claimed(
+                operation, token, receipt=Receipt(tuple(schemas), created, place)
+            )
         if old[0] is None:
             return None
-        return Seen(snapshot(old, self.name), free is False, Receipt(tuple(schemas)))  # NULL if it was not tried
+        return Seen(
+            snapshot(old, self.name), free is False, Receipt(tuple(schemas))
+        )  # NULL if it was not tried
 
     def _meet_owner(self, operation: Operation) -> Seen | Owned | None:
         """Ask whose lock was in the way of a record. Locks taken to ask are free again once the database replies."""
@@ -214,12 +250,17 @@ class PostgreSQLStore(DatabaseStore):
             return self._met(operation, met.row, found.row)
 
     def _met(self, operation: Operation, met: Any, found: Any) -> Seen | Owned | None:
-        (_process, schemas, table, owner), (same_table, _time, _number, *old) = met, found
+        (_process, schemas, table, owner), (same_table, _time, _number, *old) = (
+            met,
+            found,
+        )
         if table != same_table:
             return Owned(None)
         if old[0] is not None:
             return Seen(snapshot(old, self.name), receipt=Receipt(tuple(schemas)))
-        if owner == "other" and execute(IS_RUNNING, (operation.id, operation.id), self.connection).row != (True,):
+        if owner == "other" and execute(
+            IS_RUNNING, (operation.id, operation.id), self.connection
+        ).row != (True,):
             return Owned(None)
         return Owned(SAME[owner]) if owner else None
 
@@ -234,7 +275,9 @@ class PostgreSQLStore(DatabaseStore):
         found: list[Found] = [None] * len(wanted)
         try:
             with store_errors(), self.connection.cursor() as cursor:
-                cursor.execute(stated(CLAIM_MANY, self.policy), list(map(list, columns)))
+                cursor.execute(
+                    stated(CLAIM_MANY, self.policy), list(map(list, columns))
+                )
                 for number, *row in cursor.fetchall():
                     operation, token = wanted[number - 1]
                     found[number - 1] = self._found(operation, token, row)
@@ -247,7 +290,10 @@ class PostgreSQLStore(DatabaseStore):
         by_token = {claim.token: claim for claim in claims}
         with store_errors(), self.connection.cursor() as cursor:
             cursor.execute(LOCK_MANY, ([claim.id for claim in claims], list(by_token)))
-            return [self._locked(by_token[token], number) for token, number in cursor.fetchall()]
+            return [
+                self._locked(by_token[token], number)
+                for token, number in cursor.fetchall()
+            ]
 
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
         """Complete each of the claims that ``lock_many`` has returned; return how many still owned their record.
@@ -258,13 +304,19 @@ class PostgreSQLStore(DatabaseStore):
         number = receipt_of(results[0][0]).transaction
         if not self._is_open(number) and not self._has_committed(results[0][0]):
             raise TransactionEnded
-        done = [(c.id, c.token, r.status, json.dumps(r.headers), r.body) for c, r in results]
+        done = [
+            (c.id, c.token, r.status, json.dumps(r.headers), r.body) for c, r in results
+        ]
         values = (Status.COMPLETED.value, *map(list, zip(*done, strict=True)))
         return self._end_many(stated(COMPLETE_MANY, self.policy), values, len(done))
 
     def _end_many(self, statement: str, values: Values, count: int) -> int:
         """Execute the write that ends ``count`` runs; return how many still owned their record."""
-        return count if self._end_by(ENDING_MANY.format(statement), (*values, count)) else 0
+        return (
+            count
+            if self._end_by(ENDING_MANY.format(statement), (*values, count))
+            else 0
+        )
 
     def _is_open(self, transaction: str | None) -> bool:
         return bool(self._ask(OPEN_TRANSACTION, ()) == (transaction,))
@@ -274,7 +326,9 @@ class PostgreSQLStore(DatabaseStore):
             if row := execute(statement, values, self.connection).row:
                 return row
             with Transaction(self.name):
-                return together([(READ_COMMITTED, ()), (statement, values)], self.connection)[-1].row
+                return together(
+                    [(READ_COMMITTED, ()), (statement, values)], self.connection
+                )[-1].row
 
     def lock(self, claim: Claimed) -> Claimed | None:
         try:
@@ -286,7 +340,9 @@ class PostgreSQLStore(DatabaseStore):
         number, serializable = locked.row
         return self._locked(claim, number, at_place=serializable)
 
-    def _locked(self, claim: Claimed, number: Any, *, at_place: bool = False) -> Claimed:
+    def _locked(
+        self, claim: Claimed, number: Any, *, at_place: bool = False
+    ) -> Claimed:
         receipt = receipt_of(claim)
         place = receipt.place if at_place else None
         return claim.with_receipt(receipt._replace(place=place, transaction=number))
@@ -297,9 +353,16 @@ class PostgreSQLStore(DatabaseStore):
     def _is_locked(self, claim: Claimed) -> bool:
         return receipt_of(claim).transaction is not None
 
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
-        ended = (status.value, response.status, json.dumps(response.headers), response.body)
+        ended = (
+            status.value,
+            response.status,
+            json.dumps(response.headers),
+            response.body,
+        )
         return self._end_owned(COMPLETE, ended, claim)
 
     def release(self, claim: Claimed) -> bool:
@@ -311,7 +374,10 @@ class PostgreSQLStore(DatabaseStore):
             return self._owned(statement, values, claim) is not None
         known = {"created_at": receipt.created} if receipt.created else {}
         guarded = ENDING.format(stated(statement, self.policy, *known))
-        return self._end_by(guarded, (*values, claim.id, claim.token, *known.values(), receipt.transaction))
+        return self._end_by(
+            guarded,
+            (*values, claim.id, claim.token, *known.values(), receipt.transaction),
+        )
 
     def _end_by(self, statement: str, values: Values) -> bool:
         """Execute the write that ends a run, with COMMIT if that is due. Return false if the claim is lost."""
@@ -334,7 +400,9 @@ class PostgreSQLStore(DatabaseStore):
     def _has_committed(self, claim: Claimed) -> bool:
         """Whether a run's transaction is committed. If the run failed, Django did not know of that COMMIT."""
         receipt = receipt_of(claim)
-        return bool(self._ask(HAS_COMMITTED, (receipt.transaction, receipt.created)) == (True,))
+        return bool(
+            self._ask(HAS_COMMITTED, (receipt.transaction, receipt.created)) == (True,)
+        )
 
     def has_released(self, claim: Claimed) -> bool:
         with store_errors():
@@ -346,7 +414,9 @@ class PostgreSQLStore(DatabaseStore):
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
         with store_errors(), self.connection.cursor() as cursor:
-            cursor.execute(COUNT_REPLAYS, {"ids": list(counts), "counts": list(counts.values())})
+            cursor.execute(
+                COUNT_REPLAYS, {"ids": list(counts), "counts": list(counts.values())}
+            )
 
     # Note [Addressing by ctid]
     # ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -361,12 +431,16 @@ class PostgreSQLStore(DatabaseStore):
         Return ``None`` if the claim is lost. Raises ``TransactionEnded`` if its transaction is not the open one.
         """
         _schemas, created, place, number, _table = receipt_of(claim)
-        same = ({"created_at": created} if created else {}) | ({TRANSACTION: number} if number else {})
+        same = ({"created_at": created} if created else {}) | (
+            {TRANSACTION: number} if number else {}
+        )
         with store_errors():
             for found_at in [{"ctid": place}, {}] if place else [{}]:
                 known = found_at | same
                 parameters = (*values, claim.id, claim.token, *known.values())
-                result = execute(stated(statement, self.policy, *known), parameters, self.connection)
+                result = execute(
+                    stated(statement, self.policy, *known), parameters, self.connection
+                )
                 if result.rows:
                     return result
         if number and not self._is_open(number):

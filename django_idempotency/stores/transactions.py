@@ -14,7 +14,12 @@ from django.db.transaction import TransactionManagementError
 
 from django_idempotency.reporting.logs import log
 from django_idempotency.stores import pipeline
-from django_idempotency.stores.handled_errors import ACTIVE, IN_ERROR, HandledErrors, libpq_status
+from django_idempotency.stores.handled_errors import (
+    ACTIVE,
+    IN_ERROR,
+    HandledErrors,
+    libpq_status,
+)
 from django_idempotency.values.exceptions import StoreUnavailable
 
 NOTE = "_django_idempotency_transaction"
@@ -60,7 +65,10 @@ class Transaction:
     @property
     def must_roll_back(self) -> bool:
         """Whether this can no longer be committed."""
-        return transaction.get_rollback(self.connection.alias) or libpq_status(self.connection) == IN_ERROR
+        return (
+            transaction.get_rollback(self.connection.alias)
+            or libpq_status(self.connection) == IN_ERROR
+        )
 
     def behind_savepoint(self, work: Callable[[], bool]) -> bool:
         """Call ``work`` behind a savepoint, which the next call releases, and return what it returns.
@@ -73,14 +81,22 @@ class Transaction:
         rollback, because nothing of it could be committed.
         """
         connection, hooks = self.connection, len(self.connection.run_on_commit)
-        release = [(connection.ops.savepoint_commit_sql(SAVEPOINT), ())] if self.has_savepoint else []
-        pipeline.together([*release, (connection.ops.savepoint_create_sql(SAVEPOINT), ())], connection)
+        release = (
+            [(connection.ops.savepoint_commit_sql(SAVEPOINT), ())]
+            if self.has_savepoint
+            else []
+        )
+        pipeline.together(
+            [*release, (connection.ops.savepoint_create_sql(SAVEPOINT), ())], connection
+        )
         self.has_savepoint = True
         try:
             with transaction.atomic(using=connection.alias, savepoint=False):
                 kept = work()
                 if kept and self.must_roll_back:
-                    raise TransactionManagementError("The transaction is marked for rollback.")
+                    raise TransactionManagementError(
+                        "The transaction is marked for rollback."
+                    )
         except BaseException:
             self._undo(hooks)
             raise
@@ -91,15 +107,23 @@ class Transaction:
     def _undo(self, hooks: int) -> None:
         connection, using = self.connection, self.connection.alias
         del connection.run_on_commit[hooks:]
-        transaction.set_rollback(False, using=using)  # else Django lets no statement through
+        transaction.set_rollback(
+            False, using=using
+        )  # else Django lets no statement through
         try:
-            pipeline.execute(connection.ops.savepoint_rollback_sql(SAVEPOINT), (), connection)
+            pipeline.execute(
+                connection.ops.savepoint_rollback_sql(SAVEPOINT), (), connection
+            )
         except BaseException as error:
             transaction.set_rollback(True, using=using)
-            if not isinstance(error, Error):  # the exception that ``work`` raised says more than an ``Error`` does
+            if not isinstance(
+                error, Error
+            ):  # the exception that ``work`` raised says more than an ``Error`` does
                 raise
 
-    def take_over_hooks(self, report: Callable[[Exception], None]) -> Callable[[], None]:
+    def take_over_hooks(
+        self, report: Callable[[Exception], None]
+    ) -> Callable[[], None]:
         """Have every hook run after COMMIT, even if others raise. Errors go to ``report``.
 
         Django runs them when COMMIT returns, and skips the rest once one raises. Call this last inside the transaction.
@@ -135,11 +159,15 @@ class Transaction:
             raise self.error
         if self.connection.in_atomic_block and not self._is_innermost():
             self.close()
-            raise TransactionManagementError("A transaction.atomic() block was entered and never left.")
+            raise TransactionManagementError(
+                "A transaction.atomic() block was entered and never left."
+            )
         self._leave(None)
 
     def roll_back(self) -> None:
-        if not self._is_innermost():  # an inner block was never left, or other code has closed the connection
+        if (
+            not self._is_innermost()
+        ):  # an inner block was never left, or other code has closed the connection
             return self.close()
         transaction.set_rollback(True, using=self.connection.alias)
         return self._leave(None)
@@ -166,11 +194,15 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        if self.connection.in_atomic_block:  # without a block if an exception struck before that was noted
+        if (
+            self.connection.in_atomic_block
+        ):  # without a block if an exception struck before that was noted
             blocks = self.connection.atomic_blocks
             return not blocks or any(block is self.block for block in blocks)
         is_connected = self.outermost and self.connection.connection is not None
-        return is_connected and (not self.connection.autocommit or _is_out_of_step(self.connection))
+        return is_connected and (
+            not self.connection.autocommit or _is_out_of_step(self.connection)
+        )
 
     @property
     def is_attended(self) -> bool:
@@ -181,20 +213,30 @@ class Transaction:
         self.begin()
         return self
 
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if self.thread == get_ident():  # else the garbage collector leaves a generator in another thread
+    def __exit__(
+        self, _kind: Any, error: BaseException | None, _traceback: Any
+    ) -> None:
+        if (
+            self.thread == get_ident()
+        ):  # else the garbage collector leaves a generator in another thread
             self._leave(error)
 
     def _is_innermost(self) -> bool:
         blocks = self.connection.atomic_blocks
-        return self.connection.in_atomic_block and bool(blocks) and blocks[-1] is self.block
+        return (
+            self.connection.in_atomic_block
+            and bool(blocks)
+            and blocks[-1] is self.block
+        )
 
     def _leave(self, error: BaseException | None) -> None:
         try:
             self.block.__exit__(None if error is None else type(error), error, None)
         except BaseException as raised:
             self.close()
-            if error is not None and isinstance(raised, OperationalError | InterfaceError):
+            if error is not None and isinstance(
+                raised, OperationalError | InterfaceError
+            ):
                 # Django could not connect again after a rollback on a broken connection.
                 raise StoreUnavailable(str(raised).strip()) from raised
             raise
@@ -226,7 +268,11 @@ def recover(connection: BaseDatabaseWrapper) -> None:
     left = noted(connection)
     if left is not None and not left.is_attended:
         if left.is_open:
-            log(logging.WARNING, "unended", "idempotency: a run was abandoned, and is rolled back")
+            log(
+                logging.WARNING,
+                "unended",
+                "idempotency: a run was abandoned, and is rolled back",
+            )
         left.close()
     if _is_inconsistent(connection):
         discard(connection)
@@ -236,7 +282,9 @@ def _is_inconsistent(connection: BaseDatabaseWrapper) -> bool:
     """Whether an exception has struck inside Django's own code, so that it is in a block without having noted which."""
     if connection.in_atomic_block:
         return not connection.atomic_blocks
-    return _is_out_of_step(connection) or (not connection.autocommit and libpq_status(connection) == ACTIVE)
+    return _is_out_of_step(connection) or (
+        not connection.autocommit and libpq_status(connection) == ACTIVE
+    )
 
 
 def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
@@ -248,8 +296,16 @@ def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
     if driver is None or connection.vendor not in ("postgresql", "mysql", "sqlite"):
         return False
     if connection.vendor == "sqlite":
-        return bool(connection.autocommit and driver.in_transaction and not connection.in_atomic_block)
-    stated = driver.get_autocommit if hasattr(driver, "get_autocommit") else driver.autocommit
+        return bool(
+            connection.autocommit
+            and driver.in_transaction
+            and not connection.in_atomic_block
+        )
+    stated = (
+        driver.get_autocommit
+        if hasattr(driver, "get_autocommit")
+        else driver.autocommit
+    )
     autocommit: bool = stated() if callable(stated) else stated
     return autocommit != connection.autocommit
 

@@ -21,4 +21,6 @@ def idempotency_key(context: Context) -> SafeString:
     """Render a hidden field with a new, signed key. Put it inside ``<form>``, beside ``{% csrf_token %}``."""
     if (request := getattr(context, "request", None)) is not None:
         setattr(request, SHOWS_KEY, True)
-    return format_html('<input type="hidden" name="{}" value="{}">', FIELD, new_form_key())
+    return format_html(
+        '<input type="hidden" name="{}" value="{}">', FIELD, new_form_key()
+    )

@@ -20,7 +20,9 @@ class MalformedKey(IdempotencyError, ValueError):
     have this key. It is false if the header may be the garbled form of a key that an earlier request used.
     """
 
-    def __init__(self, template: str = "", *, never_used: bool = False, **values: object) -> None:
+    def __init__(
+        self, template: str = "", *, never_used: bool = False, **values: object
+    ) -> None:
         super().__init__(template % values)
         self.template, self.values = template, values
         self.never_used = never_used
@@ -48,7 +50,9 @@ class NotAdmitted(IdempotencyError):
     """
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"The key is new, and no new keys are admitted for {retry_after} s.")
+        super().__init__(
+            f"The key is new, and no new keys are admitted for {retry_after} s."
+        )
         self.retry_after = retry_after
 
 

@@ -24,7 +24,9 @@ from django.utils.datastructures import MultiValueDict
 
 VERSION = b"1"
 MAX_FIELDS = 1000  # Django's default for DATA_UPLOAD_MAX_NUMBER_FIELDS
-MAX_DEPTH = 100  # levels of nested arrays and objects; far below the limit of Python's stack
+MAX_DEPTH = (
+    100  # levels of nested arrays and objects; far below the limit of Python's stack
+)
 MAX_FRACTIONS = 1000
 VISITS = 1000  # elements that may be looked at one by one, and more in a long body:
 PER_VISIT = 6  # bytes; shorter elements are parsed much faster than they are looked at
@@ -78,7 +80,10 @@ def digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _request_line(request: HttpRequest) -> list[bytes]:
-    return [(request.method or "").encode(), request.path.encode("utf-8", "surrogatepass")]
+    return [
+        (request.method or "").encode(),
+        request.path.encode("utf-8", "surrogatepass"),
+    ]
 
 
 def _json_parts(body: bytes, selection: Selection) -> list[bytes]:
@@ -88,19 +93,31 @@ def _json_parts(body: bytes, selection: Selection) -> list[bytes]:
         return [b"raw", body]
 
 
-def _urlencoded_parts(encoded: bytes, max_fields: int | None, selection: Selection) -> list[bytes]:
+def _urlencoded_parts(
+    encoded: bytes, max_fields: int | None, selection: Selection
+) -> list[bytes]:
     text = encoded.decode("utf-8", "surrogateescape")
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=max_fields)
+        pairs = parse_qsl(
+            text,
+            keep_blank_values=True,
+            errors="surrogateescape",
+            max_num_fields=max_fields,
+        )
     except ValueError:  # more than max_fields
         return [b"raw", encoded]
-    return _form_parts([(name, value.encode("utf-8", "surrogateescape")) for name, value in pairs], selection)
+    return _form_parts(
+        [(name, value.encode("utf-8", "surrogateescape")) for name, value in pairs],
+        selection,
+    )
 
 
 def _form_parts(fields: Fields, selection: Selection) -> list[bytes]:
     parts = [b"form"]
     counting = [(name, value) for name, value in fields if selection.has_field(name)]
-    for name, value in sorted(counting, key=itemgetter(0)):  # the values of one field keep their order
+    for name, value in sorted(
+        counting, key=itemgetter(0)
+    ):  # the values of one field keep their order
         parts += name.encode("utf-8", "surrogatepass"), value
     return parts
 
@@ -119,7 +136,12 @@ def _multipart_fields(request: HttpRequest) -> Fields:
     parsed: tuple[Any, Any] = request.POST, request.FILES
     for posted in parsed:
         if isinstance(posted, MultiValueDict):
-            yield from (field for name, values in posted.lists() for value in values for field in _fields(name, value))
+            yield from (
+                field
+                for name, values in posted.lists()
+                for value in values
+                for field in _fields(name, value)
+            )
         else:
             yield from _fields("", posted)
 
@@ -127,10 +149,22 @@ def _multipart_fields(request: HttpRequest) -> Fields:
 def _fields(name: str, value: Any, depth: int = 0) -> Fields:
     """Yield the fields in ``value``. A parser of REST framework may have made objects of them, with files inside."""
     if isinstance(value, dict | list | tuple) and value and depth < MAX_DEPTH:
-        for inner, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _fields(f"{name}[{inner}]" if name else str(inner), part, depth + 1)
+        for inner, part in (
+            value.items() if isinstance(value, dict) else enumerate(value)
+        ):
+            yield from _fields(
+                f"{name}[{inner}]" if name else str(inner), part, depth + 1
+            )
     elif isinstance(value, UploadedFile):
-        yield name, digest([(value.name or "").encode("utf-8", "surrogatepass"), _file_digest(value)])
+        yield (
+            name,
+            digest(
+                [
+                    (value.name or "").encode("utf-8", "surrogatepass"),
+                    _file_digest(value),
+                ]
+            ),
+        )
     else:
         yield name, str(value).encode("utf-8", "surrogatepass")
 
@@ -149,7 +183,9 @@ def _file_digest(file: UploadedFile[Any]) -> bytes:
 class Selection:
     """Which fields count: those that ``only`` names, with everything in them, except those that ``exclude`` names."""
 
-    def __init__(self, only: Collection[str] | None = None, exclude: Collection[str] = ()) -> None:
+    def __init__(
+        self, only: Collection[str] | None = None, exclude: Collection[str] = ()
+    ) -> None:
         self.only = only
         self.exclude = exclude
         self._above_only = tuple(f"{path}." for path in only or ())
@@ -165,11 +201,22 @@ class Selection:
             return True
         path = name
         if name.endswith("]") and len(name) <= LONGEST_NAME:
-            path = name.replace("[]", "").replace("][", ".").replace("[", ".").removesuffix("]")
+            path = (
+                name.replace("[]", "")
+                .replace("][", ".")
+                .replace("[", ".")
+                .removesuffix("]")
+            )
         names = {name, path}
-        if self.only is not None and names.isdisjoint(self.only) and not path.startswith(self._above_only):
+        if (
+            self.only is not None
+            and names.isdisjoint(self.only)
+            and not path.startswith(self._above_only)
+        ):
             return False
-        return names.isdisjoint(self.exclude) and not path.startswith(self._above_excluded)
+        return names.isdisjoint(self.exclude) and not path.startswith(
+            self._above_excluded
+        )
 
     def of_json(self, value: Any) -> Any:
         """Return what counts of a JSON value. Removes the rest of an object from it."""
@@ -200,7 +247,10 @@ def _ways(value: Any, path: str) -> Iterator[tuple[tuple[str, ...], str]]:
     for place, letter in enumerate(path):
         if letter == "." and path[:place] in value:
             name = path[:place]
-            yield from (((name, *way), left) for way, left in _ways(value[name], path[place + 1 :]))
+            yield from (
+                ((name, *way), left)
+                for way, left in _ways(value[name], path[place + 1 :])
+            )
 
 
 def _kept(value: dict[str, Any], paths: Collection[str]) -> dict[str, Any]:
@@ -222,7 +272,9 @@ def _at(value: Any, way: tuple[str, ...]) -> Any:
 
 # json's parser and encoder, which are written in C, do nearly all of the work. Only numbers with a fraction or an
 # exponent are handled one by one in Python, at most MAX_FRACTIONS of them.
-_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
+_encode = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")
+).encode
 
 
 def canonical_json(body: bytes, selection: Selection = EVERYTHING) -> bytes:
@@ -240,12 +292,18 @@ def canonical_json(body: bytes, selection: Selection = EVERYTHING) -> bytes:
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     fractions = _Fractions()
     try:
-        value = json.loads(text, parse_float=fractions.read, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, parse_float=fractions.read, parse_constant=_refuse_constant
+        )
         _refuse_depth(body, value)
         canonical = _encode(value)
         if "{" in text:
             # The parser drops a name that is repeated in an object, so its quotation marks are missing.
-            expected = _count_quotes(text) + ("\\" in text and text.count("\\u0022")) + fractions.quotes
+            expected = (
+                _count_quotes(text)
+                + ("\\" in text and text.count("\\u0022"))
+                + fractions.quotes
+            )
             if _count_quotes(canonical) != expected:
                 raise ValueError("a name occurs twice in one object")
         if selection.is_partial:
@@ -280,7 +338,10 @@ def _refuse_depth(body: bytes, value: Any) -> None:
         arrays = [each for each in level if type(each) is list]
         if not objects and not arrays:
             return
-        level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(arrays)]
+        level = [
+            *chain.from_iterable(map(dict.values, objects)),
+            *chain.from_iterable(arrays),
+        ]
         visits -= len(level)
         if visits < 0:
             raise ValueError("too many elements to look at")
@@ -300,10 +361,15 @@ class _Fractions:
     def read(self, text: str) -> int | list[Any]:
         self.count += 1
         if self.count > MAX_FRACTIONS:
-            raise ValueError(f"more than {MAX_FRACTIONS} numbers with a fraction or an exponent")
+            raise ValueError(
+                f"more than {MAX_FRACTIONS} numbers with a fraction or an exponent"
+            )
         if "e" not in text and "E" not in text:
             text = text.rstrip("0").removesuffix(".")
             if "." not in text:
                 return int(text)
         self.quotes += 2
-        return [math.inf, text]  # a client can't send ``Infinity``, so this is no array of its own
+        return [
+            math.inf,
+            text,
+        ]  # a client can't send ``Infinity``, so this is no array of its own

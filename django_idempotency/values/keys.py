@@ -32,14 +32,18 @@ def parse_key(value: str, *, strict: bool = False) -> str:
     value = value.strip(" \t")
     if not value:
         raise MalformedKey(
-            gettext_noop("The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters."),
+            gettext_noop(
+                "The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters."
+            ),
             never_used=True,
         )
     is_bare = not strict and _BARE.fullmatch(value)
     key = _parse_string(value) if value.isascii() and not is_bare else value
     if len(key) > MAX_LENGTH:
         raise MalformedKey(
-            gettext_noop("The idempotency key has %(length)d characters; at most %(most)d are allowed."),
+            gettext_noop(
+                "The idempotency key has %(length)d characters; at most %(most)d are allowed."
+            ),
             never_used=True,
             length=len(key),
             most=MAX_LENGTH,
@@ -62,7 +66,9 @@ def _parse_string(value: str) -> str:
     key = parsed[0]
     if not isinstance(key, str):  # a token is none
         raise MalformedKey(
-            gettext_noop('The Idempotency-Key header %(header)s is not one quoted string such as "8e03978e-40d5".'),
+            gettext_noop(
+                'The Idempotency-Key header %(header)s is not one quoted string such as "8e03978e-40d5".'
+            ),
             header=_shown(value),
         )
     return key
@@ -101,7 +107,11 @@ def child_key(parent: UUID, name: str, secret: bytes | None = None) -> str:
     Without ``secret``, anybody who knows the parent can compute it.
     """
     text = parent.bytes + name.encode()
-    digest = hashlib.sha256(text).digest() if secret is None else hmac.digest(secret, b"child key" + text, "sha256")
+    digest = (
+        hashlib.sha256(text).digest()
+        if secret is None
+        else hmac.digest(secret, b"child key" + text, "sha256")
+    )
     return str(UUID(bytes=digest[:16]))
 
 

@@ -28,11 +28,17 @@ class StoredResponse:
     body: bytes | None = field(default=b"", repr=False)
 
     @classmethod
-    def of(cls, status: int, headers: Any, body: bytes | memoryview | None) -> StoredResponse:
+    def of(
+        cls, status: int, headers: Any, body: bytes | memoryview | None
+    ) -> StoredResponse:
         """Return the response in a record's columns; without headers and body if the stored headers are damaged."""
         if not (isinstance(headers, list | tuple) and are_headers(headers)):
             return cls(status, body=None)
-        return cls(status, tuple((name, value) for name, value in headers), None if body is None else bytes(body))
+        return cls(
+            status,
+            tuple((name, value) for name, value in headers),
+            None if body is None else bytes(body),
+        )
 
     @property
     def has_content(self) -> bool:
@@ -42,13 +48,18 @@ class StoredResponse:
         return StoredResponse(self.status, body=None)
 
 
-_NAME = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2; a leading colon for what is no header
+_NAME = re.compile(
+    r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+)  # RFC 9110, section 5.6.2; a leading colon for what is no header
 _VALUE = re.compile(r"[^\0\r\n\u0100-\U0010ffff]*")
 
 
 def are_headers(pairs: Iterable[Any]) -> bool:
     """Whether these are pairs of a header name and a value that a server can send."""
-    return all(isinstance(pair, list | tuple) and len(pair) == 2 and is_header(*pair) for pair in pairs)
+    return all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and is_header(*pair)
+        for pair in pairs
+    )
 
 
 def is_header(name: object, value: object) -> bool:
@@ -121,10 +132,14 @@ class Operation:
     fingerprint: bytes
     method: str = ""
     path: str = ""
-    sender: object = field(default=None, compare=False)  # the view or consumer, for signals
+    sender: object = field(
+        default=None, compare=False
+    )  # the view or consumer, for signals
     entry_point: EntryPoint | None = field(default=None, compare=False)
     database: str | None = field(default=None, compare=False)
-    permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
+    permits: Callable[[StoredRecord], object] | None = field(
+        default=None, compare=False, repr=False
+    )
     digest: bytes | None = field(default=None, compare=False, repr=False)
     id: UUID = field(init=False, compare=False)
 
@@ -132,7 +147,9 @@ class Operation:
         object.__setattr__(self, "id", record_id(self.scope, self.key))
 
     def may_get(self, response: StoredResponse) -> bool:
-        record = StoredRecord(self.id, self.scope, self.key, self.method, self.path, response)
+        record = StoredRecord(
+            self.id, self.scope, self.key, self.method, self.path, response
+        )
         return self.permits is None or self.permits(record) is True
 
     @property
@@ -168,18 +185,31 @@ class Snapshot:
     @property
     def version(self) -> tuple[object, ...]:
         """Values that change whenever the record does, except for the count of replays."""
-        return self.status, self.token, self.attempts, self.locked_until, self.expires_at, self.created_at
+        return (
+            self.status,
+            self.token,
+            self.attempts,
+            self.locked_until,
+            self.expires_at,
+            self.created_at,
+        )
 
     @property
     def lease_expired(self) -> bool:
         """Whether its lease was watched for a heartbeat's time without being renewed. Its end is its start then."""
-        return self.locked_at is not None and self.locked_until is not None and self.locked_until <= self.locked_at
+        return (
+            self.locked_at is not None
+            and self.locked_until is not None
+            and self.locked_until <= self.locked_at
+        )
 
     @property
     def response(self) -> StoredResponse | None:
         if self.response_status is None:
             return None
-        return StoredResponse.of(self.response_status, self.response_headers, self.response_body)
+        return StoredResponse.of(
+            self.response_status, self.response_headers, self.response_body
+        )
 
 
 # --- The outcomes of a claim: what an entry point matches on ---------------------------------------------------------
@@ -205,7 +235,14 @@ class Claimed:
         return self.operation.id
 
     def with_receipt(self, receipt: Any) -> Claimed:
-        return Claimed(self.operation, self.token, self.attempt, self.taken_over, self.by_lock, receipt)
+        return Claimed(
+            self.operation,
+            self.token,
+            self.attempt,
+            self.taken_over,
+            self.by_lock,
+            receipt,
+        )
 
 
 @dataclass(frozen=True, slots=True)

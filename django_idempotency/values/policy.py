@@ -7,7 +7,16 @@ import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    overload,
+)
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -52,9 +61,15 @@ Admit = Callable[[Operation], bool | float | Awaitable[bool | float]]
 Using = Callable[[Operation], str]
 
 _FIELDS = many("names", lambda value: isinstance(value, str))
-_HEADERS = many("names of headers", lambda value: isinstance(value, str) and bool(re.fullmatch("[A-Za-z0-9-]+", value)))
+_HEADERS = many(
+    "names of headers",
+    lambda value: isinstance(value, str) and bool(re.fullmatch("[A-Za-z0-9-]+", value)),
+)
 _PATTERN = Rule("a regular expression", is_expression, re.compile)
-_ENCRYPT = Rule('True, False or "require"', lambda value: isinstance(value, bool) or value == REQUIRE)
+_ENCRYPT = Rule(
+    'True, False or "require"',
+    lambda value: isinstance(value, bool) or value == REQUIRE,
+)
 _REDACT = Rule(
     "a callable, or in the settings its dotted path",
     lambda value: callable(value) or (isinstance(value, str) and "." in value),
@@ -110,7 +125,9 @@ class Keys(Options):
     ``strict``: accept the header only as the draft defines it, as a quoted string.
     """
 
-    pattern: Kept[str | re.Pattern[str] | None, re.Pattern[str] | None] = option(None, or_none(_PATTERN))
+    pattern: Kept[str | re.Pattern[str] | None, re.Pattern[str] | None] = option(
+        None, or_none(_PATTERN)
+    )
     min_length: int = option(1, number(1, MAX_LENGTH))
     strict: bool = option(False, BOOLEAN)
 
@@ -159,23 +176,33 @@ class Limits(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.new_keys is None and self.bytes is None:
-            raise ImproperlyConfigured("Limits() limits nothing; set new_keys, bytes or both.")
+            raise ImproperlyConfigured(
+                "Limits() limits nothing; set new_keys, bytes or both."
+            )
 
 
 # --- The policy ------------------------------------------------------------------------------------------------------
 
 MODES: dict[str, Atomic | Lease] = {"atomic": Atomic(), "lease": Lease()}
 
-_METHODS = many("HTTP methods in upper case", lambda value: isinstance(value, str) and value.isupper())
+_METHODS = many(
+    "HTTP methods in upper case",
+    lambda value: isinstance(value, str) and value.isupper(),
+)
 _MODE = Rule(
     '"atomic", "lease", Atomic(…) or Lease(…)',
-    lambda value: isinstance(value, Atomic | Lease) or (isinstance(value, str) and value in MODES),
+    lambda value: (
+        isinstance(value, Atomic | Lease) or (isinstance(value, str) and value in MODES)
+    ),
     lambda value: MODES[value] if isinstance(value, str) else value,
 )
-_STATUSES = many("HTTP statuses", lambda value: isinstance(value, int) and 100 <= value <= 599)
+_STATUSES = many(
+    "HTTP statuses", lambda value: isinstance(value, int) and 100 <= value <= 599
+)
 _FINGERPRINT = or_callable(an(Fingerprint))
 _BODY = Rule(
-    "a Body(…), and its redact a callable", lambda value: isinstance(value, Body) and not isinstance(value.redact, str)
+    "a Body(…), and its redact a callable",
+    lambda value: isinstance(value, Body) and not isinstance(value.redact, str),
 )
 _ADMIT = or_callable(or_none(an(Limits)))
 _USING = or_callable(or_none(text("the alias of a database")))
@@ -219,11 +246,15 @@ class Policy(Options):
     """
 
     required: bool = option(False, BOOLEAN)
-    methods: Collection[str] = option(frozenset({"POST", "PUT", "PATCH", "DELETE"}), _METHODS)
+    methods: Collection[str] = option(
+        frozenset({"POST", "PUT", "PATCH", "DELETE"}), _METHODS
+    )
     mode: Kept[Word | Atomic | Lease, Atomic | Lease] = option("atomic", _MODE)
     wait: Kept[Seconds | None, float | None] = option(None, or_none(seconds(0.001)))
     retention: Kept[Seconds, float] = option(24 * 60 * 60, seconds(1))
-    audit_retention: Kept[Seconds | None, float | None] = option(None, or_none(seconds(1)))
+    audit_retention: Kept[Seconds | None, float | None] = option(
+        None, or_none(seconds(1))
+    )
     scope: Literal["public"] | Scope | None = option(None, _SCOPE)
     anonymous: Anonymous | None = option(None, or_none(one_of(get_args(Anonymous))))
     keys: Keys = option(Keys(), an(Keys))
@@ -232,7 +263,9 @@ class Policy(Options):
     store_cookies: bool = option(False, BOOLEAN)
     may_replay: MayReplay | None = option(None, or_none(CALLABLE))
     admit: Admit | Limits | None = option(None, _ADMIT)
-    release_statuses: Collection[int] = option(frozenset({400, 401, 403, 404, 405, 406, 415, 422, 429}), _STATUSES)
+    release_statuses: Collection[int] = option(
+        frozenset({400, 401, 403, 404, 405, 406, 415, 422, 429}), _STATUSES
+    )
     retry_statuses: Collection[int] = option(frozenset(range(500, 600)), _STATUSES)
     fail_open: bool = option(False, BOOLEAN)
     store: str = option("default", text("an alias in STORES"))
@@ -244,7 +277,11 @@ class Policy(Options):
     @property
     def kept_for(self) -> float:
         """Seconds after the response for which the record is kept."""
-        return self.retention if self.audit_retention is None else max(self.audit_retention, self.retention)
+        return (
+            self.retention
+            if self.audit_retention is None
+            else max(self.audit_retention, self.retention)
+        )
 
     @property
     def is_atomic(self) -> bool:
@@ -257,7 +294,11 @@ class Policy(Options):
 
     @property
     def by_record(self) -> Policy:
-        return self.derive(mode=self.mode.derive(claim="record")) if self.claims_by_lock else self
+        return (
+            self.derive(mode=self.mode.derive(claim="record"))
+            if self.claims_by_lock
+            else self
+        )
 
     @property
     def holds_on_crash(self) -> bool:
@@ -266,7 +307,11 @@ class Policy(Options):
 
     @property
     def compared_headers(self) -> Collection[str]:
-        return self.fingerprint.headers if isinstance(self.fingerprint, Fingerprint) else ()
+        return (
+            self.fingerprint.headers
+            if isinstance(self.fingerprint, Fingerprint)
+            else ()
+        )
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -281,7 +326,11 @@ class Decorator(Generic[Stated]):
     """
 
     def __init__(
-        self, options: Callable[Stated, Policy], protect: Callable[..., Any], name: str, limit: str = ""
+        self,
+        options: Callable[Stated, Policy],
+        protect: Callable[..., Any],
+        name: str,
+        limit: str = "",
     ) -> None:
         self._protect, self._name, self._limit = protect, name, limit
 
@@ -290,14 +339,22 @@ class Decorator(Generic[Stated]):
     @overload
     def __call__(self, *, policy: Policy, **limit: int) -> Callable[[F], F]: ...
     @overload
-    def __call__(self, *args: Stated.args, **options: Stated.kwargs) -> Callable[[F], F]: ...
+    def __call__(
+        self, *args: Stated.args, **options: Stated.kwargs
+    ) -> Callable[[F], F]: ...
     def __call__(self, *function: Any, **options: Any) -> Any:
         if not function:
-            limit = {self._limit: options.pop(self._limit)} if self._limit in options else {}
+            limit = (
+                {self._limit: options.pop(self._limit)}
+                if self._limit in options
+                else {}
+            )
             return partial(self._protect, policy=_policy_of(options), **limit)
         if isinstance(function[0], Policy):
             raise TypeError(f"Pass a policy by keyword: @{self._name}(policy=…).")
-        is_task = hasattr(function[0], "enqueue")  # one of Django's, which can't be called
+        is_task = hasattr(
+            function[0], "enqueue"
+        )  # one of Django's, which can't be called
         if len(function) > 1 or options or not (callable(function[0]) or is_task):
             usage = f"{self._name} takes a function or keyword options, such as @{self._name}(required=True)"
             raise TypeError(f"{usage}; got {function[0]!r}.")
@@ -312,7 +369,9 @@ def _policy_of(options: dict[str, Any]) -> Policy:
     if not isinstance(policy, Policy):
         raise TypeError(f"policy is {policy!r}; write policy=Policy(…).")
     if options:
-        raise TypeError(f"policy= replaces all other options: move {', '.join(options)} into it.")
+        raise TypeError(
+            f"policy= replaces all other options: move {', '.join(options)} into it."
+        )
     return policy
 
 

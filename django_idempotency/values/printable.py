@@ -21,7 +21,10 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """Return ``text`` as ``printable`` does, but keep line feeds and tabs."""
-    return "".join(character if character in "\n\t" else _printable(character) for character in text)
+    return "".join(
+        character if character in "\n\t" else _printable(character)
+        for character in text
+    )
 
 
 def is_blank(text: str) -> bool:
@@ -38,7 +41,11 @@ def _printable(character: str) -> str:
 
 def in_zone(moment: datetime) -> datetime:
     """Return ``moment`` in the time zone in force. If it is naive (``USE_TZ = False``), it is in the default zone."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.get_default_timezone())
+    aware = (
+        moment
+        if moment.tzinfo
+        else moment.replace(tzinfo=timezone.get_default_timezone())
+    )
     return timezone.localtime(aware)
 
 

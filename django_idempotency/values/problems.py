@@ -22,7 +22,12 @@ from django_idempotency.values.exceptions import (
     RequestIncomplete,
     StoreUnavailable,
 )
-from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold, StoredResponse
+from django_idempotency.values.outcomes import (
+    InFlight,
+    Mismatch,
+    OnHold,
+    StoredResponse,
+)
 
 PROBLEM_JSON = "application/problem+json"
 NO_STORE = "no-store"
@@ -63,12 +68,16 @@ class Problem:
             yield "Link", f'<{self._type(base)}>; rel="describedby"'
         if self.retry_after is not None:
             yield "Retry-After", str(self.retry_after)
-        if self.retry_after is not None or not self.retryable:  # else the caller has to do something first
+        if (
+            self.retry_after is not None or not self.retryable
+        ):  # else the caller has to do something first
             yield "X-Should-Retry", "true" if self.retryable else "false"
 
     def response(self, base: str | None) -> StoredResponse:
         headers = ("Content-Type", PROBLEM_JSON), *self.headers(base)
-        return StoredResponse(self.status, headers, json.dumps(self.members(base)).encode())
+        return StoredResponse(
+            self.status, headers, json.dumps(self.members(base)).encode()
+        )
 
     def _type(self, base: str | None) -> str:
         return NO_TYPE if base is None else base + self.code
@@ -83,10 +92,16 @@ PROBLEMS: Mapping[type, Problem] = {
         400,
         "idempotency_key_missing",
         _("This operation needs an idempotency key, but the request has none."),
-        _("Generate a key for the operation, and send the same key with every retry of it."),
+        _(
+            "Generate a key for the operation, and send the same key with every retry of it."
+        ),
         safe_new_key=True,
     ),
-    MalformedKey: Problem(400, "idempotency_key_malformed", _("The request has no usable idempotency key.")),
+    MalformedKey: Problem(
+        400,
+        "idempotency_key_malformed",
+        _("The request has no usable idempotency key."),
+    ),
     AnonymousKey: Problem(
         400,
         "idempotency_key_anonymous",
@@ -108,7 +123,9 @@ PROBLEMS: Mapping[type, Problem] = {
         403,
         "replay_forbidden",
         _("You may not see the response of this operation."),
-        _("It was executed, and will not be executed again. Callers who may see the response still get it."),
+        _(
+            "It was executed, and will not be executed again. Callers who may see the response still get it."
+        ),
     ),
     NotAdmitted: Problem(
         429,
@@ -128,7 +145,9 @@ PROBLEMS: Mapping[type, Problem] = {
         409,
         "idempotency_key_on_hold",
         _("An operator has to decide whether the operation took place."),
-        _("It may have been executed. Ask the operator before you send it under any key."),
+        _(
+            "It may have been executed. Ask the operator before you send it under any key."
+        ),
     ),
     Mismatch: Problem(
         422,
@@ -143,7 +162,9 @@ PROBLEMS: Mapping[type, Problem] = {
         503,
         "idempotency_store_unavailable",
         _("The idempotency store can't be reached."),
-        _("Wait, and send the same request with the same key again: it may have been executed."),
+        _(
+            "Wait, and send the same request with the same key again: it may have been executed."
+        ),
         retryable=True,
         retry_after=1,
     ),
@@ -166,7 +187,9 @@ MARKED_FAILED = Problem(
 
 def problem(refusal: Refusal) -> Problem:
     """Return the problem document for an outcome or an error. Raises an error that stands for no response."""
-    of_kind = next((PROBLEMS[kind] for kind in type(refusal).__mro__ if kind in PROBLEMS), None)
+    of_kind = next(
+        (PROBLEMS[kind] for kind in type(refusal).__mro__ if kind in PROBLEMS), None
+    )
     if of_kind is None:
         assert isinstance(refusal, IdempotencyError)
         raise refusal

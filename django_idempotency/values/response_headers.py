@@ -35,7 +35,14 @@ FILE_HEADERS = frozenset(
 WITHOUT_BODY = (204, 205, 304)
 # These describe a body, and make no sense with another one.
 BODY_HEADERS = frozenset(
-    {"accept-ranges", "content-disposition", "content-encoding", "content-range", "content-type", "etag"}
+    {
+        "accept-ranges",
+        "content-disposition",
+        "content-encoding",
+        "content-range",
+        "content-type",
+        "etag",
+    }
 )
 
 
@@ -45,9 +52,15 @@ _NEVER_STORED = UNSTORED_HEADERS | SENSITIVE_HEADERS | FILE_HEADERS
 def may_be_stored(header: str) -> bool:
     """Whether a header of this name is kept. Headers by which a view instructs its server are not."""
     name = header.lower()
-    return not (name in _NEVER_STORED or is_hop_by_hop(name) or name.startswith(("proxy-", "x-accel-", ":")))
+    return not (
+        name in _NEVER_STORED
+        or is_hop_by_hop(name)
+        or name.startswith(("proxy-", "x-accel-", ":"))
+    )
 
 
 def is_about_caching(name: str) -> bool:
     """Whether a header says how long a response is fresh, including those of RFC 9213, which go first in caches."""
-    return name in ("expires", "pragma", "surrogate-control") or name.endswith("cache-control")
+    return name in ("expires", "pragma", "surrogate-control") or name.endswith(
+        "cache-control"
+    )

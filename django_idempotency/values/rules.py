@@ -64,7 +64,10 @@ class Options:
     def stated(self) -> dict[str, Any]:
         """The options that are set here. One that is set to its default overrides the settings."""
         given: dict[str, Any] = vars(self)["_stated"]
-        return {name: value if isinstance(value, str) else getattr(self, name) for name, value in given.items()}
+        return {
+            name: value if isinstance(value, str) else getattr(self, name)
+            for name, value in given.items()
+        }
 
     def derive(self, **changes: Any) -> Self:
         """Return a copy with ``changes``. Options that neither sets still come from the settings.
@@ -75,15 +78,28 @@ class Options:
 
     def over(self, defaults: Self) -> Self:
         """Return these options, with ``defaults`` for those that are not set, in groups too."""
-        return defaults.derive(**{name: _over(value, getattr(defaults, name)) for name, value in self.stated.items()})
+        return defaults.derive(
+            **{
+                name: _over(value, getattr(defaults, name))
+                for name, value in self.stated.items()
+            }
+        )
 
 
 def _over(value: Any, default: Any) -> Any:
-    return value.over(default) if isinstance(value, Options) and type(value) is type(default) else value
+    return (
+        value.over(default)
+        if isinstance(value, Options) and type(value) is type(default)
+        else value
+    )
 
 
 def rules(options: type[Any]) -> dict[str, Rule]:
-    return {declared.name: declared.metadata["rule"] for declared in fields(options) if "rule" in declared.metadata}
+    return {
+        declared.name: declared.metadata["rule"]
+        for declared in fields(options)
+        if "rule" in declared.metadata
+    }
 
 
 def validate(options: Any, prefix: str = "") -> None:
@@ -91,7 +107,11 @@ def validate(options: Any, prefix: str = "") -> None:
     for declared in fields(options):
         if rule := declared.metadata.get("rule"):
             name, value = declared.name, getattr(options, declared.name)
-            object.__setattr__(options, name, conform(prefix + name, value, rule, secret=not declared.repr))
+            object.__setattr__(
+                options,
+                name,
+                conform(prefix + name, value, rule, secret=not declared.repr),
+            )
 
 
 def conform(name: str, value: Any, rule: Rule, *, secret: bool = False) -> Any:
@@ -111,7 +131,11 @@ BACKEND_KEYS = {"BACKEND", "OPTIONS"}
 
 
 def _is_backend(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("BACKEND"), str) and not value.keys() - BACKEND_KEYS
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("BACKEND"), str)
+        and not value.keys() - BACKEND_KEYS
+    )
 
 
 BACKENDS = Rule(
@@ -123,7 +147,9 @@ BACKENDS = Rule(
 def is_expression(value: object) -> bool:
     """Whether ``value`` is a regular expression for text, compiled or not."""
     try:
-        return isinstance(value, str | re.Pattern) and isinstance(re.compile(value).pattern, str)
+        return isinstance(value, str | re.Pattern) and isinstance(
+            re.compile(value).pattern, str
+        )
     except re.error:
         return False
 
@@ -134,9 +160,17 @@ def text(what: str, is_right: Callable[[str], Any] = lambda _text: True) -> Rule
 
 def number(smallest: float, largest: float, what: str = "a number") -> Rule:
     def is_right(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and smallest <= value <= largest
+        )
 
-    limits = f"from {smallest} to {largest}" if largest < math.inf else f"of at least {smallest}"
+    limits = (
+        f"from {smallest} to {largest}"
+        if largest < math.inf
+        else f"of at least {smallest}"
+    )
     return Rule(f"{what} {limits}", is_right)
 
 
@@ -147,12 +181,19 @@ def seconds(smallest: float, largest: float = LONGEST) -> Rule:
     def as_number(value: Any) -> Any:
         return value.total_seconds() if isinstance(value, timedelta) else value
 
-    return Rule(f"{plain.what}, or a timedelta", lambda value: plain.accepts(as_number(value)), as_number)
+    return Rule(
+        f"{plain.what}, or a timedelta",
+        lambda value: plain.accepts(as_number(value)),
+        as_number,
+    )
 
 
 def an(group: type[Options]) -> Rule:
     name = group.__name__
-    return Rule(f"{'an' if name[0] in 'AEIOU' else 'a'} {name}(…)", lambda value: isinstance(value, group))
+    return Rule(
+        f"{'an' if name[0] in 'AEIOU' else 'a'} {name}(…)",
+        lambda value: isinstance(value, group),
+    )
 
 
 def one_of(choices: Iterable[str]) -> Rule:
@@ -164,14 +205,21 @@ def many(what: str, is_right: Callable[[Any], bool]) -> Rule:
     """Return the rule for a list, tuple or set; the value is kept as a frozenset."""
 
     def are_right(values: Any) -> bool:
-        return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(is_right, values))
+        return (
+            isinstance(values, Collection)
+            and not isinstance(values, str | bytes)
+            and all(map(is_right, values))
+        )
 
     return Rule(f"a list, tuple or set of {what}", are_right, frozenset)
 
 
 def listed(what: str, is_right: Callable[[Any], bool]) -> Rule:
     """Return the rule for a list or tuple, whose order counts."""
-    return Rule(f"a list of {what}", lambda values: isinstance(values, list | tuple) and all(map(is_right, values)))
+    return Rule(
+        f"a list of {what}",
+        lambda values: isinstance(values, list | tuple) and all(map(is_right, values)),
+    )
 
 
 def names_from(choices: Sequence[str]) -> Rule:
@@ -211,4 +259,8 @@ def nearest(wrong: object, right: Iterable[str]) -> str:
 def unknown_names(options: Mapping[str, Any], known: Iterable[str]) -> list[str]:
     """Return a sentence for each name in ``options`` that is not ``known``."""
     known = sorted(known)
-    return [f"Unknown name {name!r}: {nearest(name, known)}" for name in options if name not in known]
+    return [
+        f"Unknown name {name!r}: {nearest(name, known)}"
+        for name in options
+        if name not in known
+    ]

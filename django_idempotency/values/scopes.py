@@ -25,15 +25,23 @@ def caller_scope(request: Any, using: str | None) -> str | None:
     """
     if (scope := user_scope(getattr(request, "user", None), using)) is not None:
         return scope
-    auth = getattr(request, "auth", None)  # not before: REST framework may authenticate now, and set another user
-    return user_scope(auth, using) or user_scope(getattr(auth, "user", None), using) or _subject_scope(auth, using)
+    auth = getattr(
+        request, "auth", None
+    )  # not before: REST framework may authenticate now, and set another user
+    return (
+        user_scope(auth, using)
+        or user_scope(getattr(auth, "user", None), using)
+        or _subject_scope(auth, using)
+    )
 
 
 def _subject_scope(claims: object, using: str | None) -> str | None:
     if not isinstance(claims, Mapping):
         return None
     issuer, subject = claims.get("iss"), claims.get("sub")
-    if not (isinstance(issuer, str) and isinstance(subject, str) and issuer and subject):
+    if not (
+        isinstance(issuer, str) and isinstance(subject, str) and issuer and subject
+    ):
         return None
     return f"{tenant_schema(using)}jwt:{quote(issuer, safe='')}:{subject}"
 
@@ -93,9 +101,15 @@ def tenant_schema(using: str | None) -> str:
 
 
 def _named(using: str | None) -> str:
-    return "several databases" if using is None else f"the database {using!r}, which has no tenants"
+    return (
+        "several databases"
+        if using is None
+        else f"the database {using!r}, which has no tenants"
+    )
 
 
 def tenant_databases() -> Iterator[str]:
     """Return the databases whose connections are in a tenant's schema, as with django-tenants."""
-    return (using for using in connections if hasattr(connections[using], "schema_name"))
+    return (
+        using for using in connections if hasattr(connections[using], "schema_name")
+    )

@@ -35,15 +35,29 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m testproject.benchmarks", description=__doc__, argument_default=argparse.SUPPRESS
+        prog="python -m testproject.benchmarks",
+        description=__doc__,
+        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--scenario", nargs="+", choices=[*EVERYTHING, "retention"], dest="scenarios")
-    parser.add_argument("--contenders", nargs="+", choices=[*contenders.NAMES, *contenders.ON_REQUEST])
+    parser.add_argument(
+        "--scenario", nargs="+", choices=[*EVERYTHING, "retention"], dest="scenarios"
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=[*contenders.NAMES, *contenders.ON_REQUEST]
+    )
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=int, help="of each contender's turn in a round")
+    parser.add_argument(
+        "--seconds", type=int, help="of each contender's turn in a round"
+    )
     parser.add_argument("--storms", type=int, help="in scenario d")
-    parser.add_argument("--share", type=float, help="of the sizes in the scenarios of retention: 0.01 for a first look")
-    parser.add_argument("--quick", action="store_true", default=False, help="the main scenarios, short")
+    parser.add_argument(
+        "--share",
+        type=float,
+        help="of the sizes in the scenarios of retention: 0.01 for a first look",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", default=False, help="the main scenarios, short"
+    )
     parser.add_argument("--json", type=Path, default=None)
     return parser
 

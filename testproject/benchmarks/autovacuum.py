@@ -44,11 +44,16 @@ class Rule:
         """Return whether it would vacuum, and whether it would analyze, if it looked now."""
         cursor.execute(COUNTS)
         dead, inserted, modified, rows = cursor.fetchone()
-        vacuum = dead > self._threshold("vacuum", rows) or inserted > self._threshold("vacuum_insert", rows)
+        vacuum = dead > self._threshold("vacuum", rows) or inserted > self._threshold(
+            "vacuum_insert", rows
+        )
         return vacuum, modified > self._threshold("analyze", rows)
 
     def _threshold(self, kind: str, rows: float) -> float:
-        return self.settings[f"autovacuum_{kind}_threshold"] + self.settings[f"autovacuum_{kind}_scale_factor"] * rows
+        return (
+            self.settings[f"autovacuum_{kind}_threshold"]
+            + self.settings[f"autovacuum_{kind}_scale_factor"] * rows
+        )
 
 
 @contextmanager
@@ -80,7 +85,9 @@ def _watch(name: str, windows: list[Window], ends: threading.Event) -> None:
 
 
 def is_running(cursor: Any) -> bool:
-    cursor.execute(f"SELECT EXISTS (SELECT FROM pg_stat_progress_vacuum WHERE relid = '{TABLE}'::regclass)")
+    cursor.execute(
+        f"SELECT EXISTS (SELECT FROM pg_stat_progress_vacuum WHERE relid = '{TABLE}'::regclass)"
+    )
     return bool(cursor.fetchone()[0])
 
 
@@ -89,5 +96,7 @@ def settle(cursor: Any, patience: float = 120) -> None:
     rule, deadline = Rule.of(cursor), time.monotonic() + patience
     while is_running(cursor) or rule.due(cursor)[0]:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Autovacuum had not done its work after {patience:.0f} s.")
+            raise TimeoutError(
+                f"Autovacuum had not done its work after {patience:.0f} s."
+            )
         time.sleep(OFTEN)

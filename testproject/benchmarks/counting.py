@@ -21,8 +21,13 @@ from testproject.benchmarks.servers import Server
 WARM_UP = 20
 REQUESTS = 200
 REPLAYS = 500  # more: a session that the background opens meanwhile reads 440 buffers of catalogs
-BACKGROUND = ("django_idempotency_counter", "SET replays = ")  # written by a thread of its own, every few seconds
-REPORTS_EVERY = 1.1  # seconds: an idle session reports its counts, but only once within a second
+BACKGROUND = (
+    "django_idempotency_counter",
+    "SET replays = ",
+)  # written by a thread of its own, every few seconds
+REPORTS_EVERY = (
+    1.1  # seconds: an idle session reports its counts, but only once within a second
+)
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,27 @@ class Counts:
     sent: list[str]
 
 
-def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> dict[str, Counts]:
+def count(
+    name: str, cluster: Cluster, redis: Redis | None, directory: Path
+) -> dict[str, Counts]:
     """Count for first requests and for replays, without full page images, which depend on checkpoints alone."""
     with (
         cluster.setting(autovacuum="off", full_page_writes="off", log_statement="all"),
-        servers.running(name, cluster, redis, directory, workers=1, threads=1) as server,
+        servers.running(
+            name, cluster, redis, directory, workers=1, threads=1
+        ) as server,
     ):
         return {
-            "a first request": _count(server, cluster, lambda: str(uuid.uuid4()), REQUESTS),
+            "a first request": _count(
+                server, cluster, lambda: str(uuid.uuid4()), REQUESTS
+            ),
             "a replay": _count(server, cluster, partial(str, uuid.uuid4()), REPLAYS),
         }
 
 
-def _count(server: Server, cluster: Cluster, key: Callable[[], str], requests: int) -> Counts:
+def _count(
+    server: Server, cluster: Cluster, key: Callable[[], str], requests: int
+) -> Counts:
     with closing(HTTPConnection("127.0.0.1", server.port)) as connection:
         for _ in range(WARM_UP):
             server.post(key(), connection)
@@ -62,17 +75,26 @@ def _count(server: Server, cluster: Cluster, key: Callable[[], str], requests: i
         spent.fsyncs / requests,
         spent.wal_bytes / requests,
         spent.buffers / requests,
-        [f"{times / requests:g} × {text}" for text, times in Counter(map(_shape, logged)).most_common(12)],
+        [
+            f"{times / requests:g} × {text}"
+            for text, times in Counter(map(_shape, logged)).most_common(12)
+        ],
     )
 
 
 def _of_requests(logged: list[tuple[str, str]]) -> list[str]:
     """Return the statements without those of the thread that writes the counts, whose number depends on the time."""
-    background = {session for session, statement in logged if any(written in statement for written in BACKGROUND)}
+    background = {
+        session
+        for session, statement in logged
+        if any(written in statement for written in BACKGROUND)
+    }
     return [statement for session, statement in logged if session not in background]
 
 
-def _counters(server: Server, cluster: Cluster, connection: HTTPConnection, key: Callable[[], str]) -> Counters:
+def _counters(
+    server: Server, cluster: Cluster, connection: HTTPConnection, key: Callable[[], str]
+) -> Counters:
     """Return the counters after one more request, after which the sessions report what they have counted."""
     time.sleep(REPORTS_EVERY)
     server.post(key(), connection)

@@ -22,7 +22,9 @@ def python(contender: Contender, directory: Path) -> str:
     """Return the interpreter that ``contender`` runs on."""
     if not contender.requirements:
         return sys.executable
-    home = directory / "-".join(contender.requirements).translate(str.maketrans("[]=", "---"))
+    home = directory / "-".join(contender.requirements).translate(
+        str.maketrans("[]=", "---")
+    )
     interpreter = home / "bin" / "python"
     wanted = [*(f"{name}=={version(name)}" for name in SHARED), *contender.requirements]
     ready = home / "requirements.txt"
@@ -34,8 +36,18 @@ def python(contender: Contender, directory: Path) -> str:
 
 
 def _install(interpreter: Path, wanted: list[str]) -> None:
-    command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
+    command = [
+        str(interpreter),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        *wanted,
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        errors = [
+            line for line in result.stderr.splitlines() if line.startswith("ERROR")
+        ]
         raise CannotInstall(" ".join(errors) or result.stderr.strip())

@@ -39,24 +39,64 @@ def generator() -> str:
     return "wrk" if shutil.which("wrk") else "python"
 
 
-def drive(server: Server, *, plan: str, clients: int, seconds: int, work: int = 0, run: str = "") -> Load:
-    with driving(server, plan=plan, clients=clients, seconds=seconds, work=work, run=run) as process:
+def drive(
+    server: Server,
+    *,
+    plan: str,
+    clients: int,
+    seconds: int,
+    work: int = 0,
+    run: str = "",
+) -> Load:
+    with driving(
+        server, plan=plan, clients=clients, seconds=seconds, work=work, run=run
+    ) as process:
         output, _ = process.communicate()
     return result(output)
 
 
 @contextmanager
 def driving(
-    server: Server, *, plan: str, clients: int, seconds: int, work: int = 0, run: str = ""
+    server: Server,
+    *,
+    plan: str,
+    clients: int,
+    seconds: int,
+    work: int = 0,
+    run: str = "",
 ) -> Iterator[subprocess.Popen[str]]:
     """``run`` is eight hexadecimal digits; the same ones lead to the same keys."""
     url = f"http://127.0.0.1:{server.port}{PATH}" + (f"?work={work}" if work else "")
     if generator() == "wrk":
-        command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(SCRIPT), url]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{clients}",
+            f"-d{seconds}s",
+            "--timeout",
+            "30s",
+            "-s",
+            str(SCRIPT),
+            url,
+        ]
     else:
-        command = [sys.executable, "-m", "testproject.benchmarks.clients", url, f"{clients}", f"{seconds}"]
-    environ = {**os.environ, "PLAN": plan, "BODY": BODY, "RUN": run or secrets.token_hex(4)}
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        command = [
+            sys.executable,
+            "-m",
+            "testproject.benchmarks.clients",
+            url,
+            f"{clients}",
+            f"{seconds}",
+        ]
+    environ = {
+        **os.environ,
+        "PLAN": plan,
+        "BODY": BODY,
+        "RUN": run or secrets.token_hex(4),
+    }
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:

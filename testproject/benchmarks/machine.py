@@ -27,7 +27,10 @@ def describe(cluster: Cluster, directory: Path) -> dict[str, Any]:
         "postgresql": cluster.ask("SHOW server_version")[0],
         "postgresql settings": SETTINGS if cluster.is_private else "as given",
         "load": generator(),
-        **{name: version(name) for name in ("django", "djangorestframework", "psycopg", "gunicorn")},
+        **{
+            name: version(name)
+            for name in ("django", "djangorestframework", "psycopg", "gunicorn")
+        },
         "commit": _commit(),
         "load average before": round(os.getloadavg()[0], 2),
     }
@@ -48,9 +51,17 @@ def _fsync(descriptor: int) -> float:
 
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _commit() -> str:
-    told = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return told.stdout.strip()

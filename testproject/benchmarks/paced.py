@@ -44,7 +44,11 @@ class Load:
 
     def within(self, windows: Sequence[Window]) -> list[Key]:
         """Return the keys that were due in one of ``windows``."""
-        return [key for key in self.keys if any(begun <= key.due < ended for begun, ended in windows)]
+        return [
+            key
+            for key in self.keys
+            if any(begun <= key.due < ended for begun, ended in windows)
+        ]
 
 
 @contextmanager
@@ -58,7 +62,9 @@ def load(name: str, *, rate: float) -> Iterator[Load]:
     reports = []
     for number in range(CLIENTS):
         ours, theirs = FORK.Pipe(duplex=False)
-        FORK.Process(target=_client, args=(name, number, rate, begins, ends, theirs), daemon=True).start()
+        FORK.Process(
+            target=_client, args=(name, number, rate, begins, ends, theirs), daemon=True
+        ).start()
         theirs.close()
         reports.append(ours)
     try:
@@ -75,7 +81,9 @@ def _received(report: Connection) -> list[Key]:
     return [Key(*answer[first : first + 3]) for first in range(0, len(answer), 3)]
 
 
-def _client(name: str, number: int, rate: float, begins: float, ends: Any, report: Connection) -> None:
+def _client(
+    name: str, number: int, rate: float, begins: float, ends: Any, report: Connection
+) -> None:
     times = array("d")
     try:
         for turn in count(number, CLIENTS):
@@ -94,7 +102,9 @@ def _client(name: str, number: int, rate: float, begins: float, ends: Any, repor
 
 def percentiles(keys: Sequence[Key]) -> dict[str, float]:
     """Return percentiles of claims and of whole runs, in ms. ``longest`` is the slowest claim."""
-    claims, wholes = (sorted(getattr(key, part) * 1000 for key in keys) for part in ("claim", "whole"))
+    claims, wholes = (
+        sorted(getattr(key, part) * 1000 for key in keys) for part in ("claim", "whole")
+    )
     return {
         "keys": len(keys),
         "p50": percentile(claims, 50),

@@ -43,7 +43,16 @@ def running() -> Iterator[Redis | None]:
 
 def _started(directory: Path) -> Iterator[Redis]:
     address = f"unix://{directory}/socket"
-    options = ("--port", "0", "--unixsocket", f"{directory}/socket", "--dir", f"{directory}", "--loglevel", "warning")
+    options = (
+        "--port",
+        "0",
+        "--unixsocket",
+        f"{directory}/socket",
+        "--dir",
+        f"{directory}",
+        "--loglevel",
+        "warning",
+    )
     with subprocess.Popen([PROGRAM, *options], stdout=subprocess.DEVNULL) as process:
         try:
             retry = Retry(ConstantBackoff(0.05), 100)

@@ -11,13 +11,25 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def seconds(pids: Iterable[int]) -> float:
     """Return the seconds that ``pids``, and those of their children that have ended, have used so far."""
-    return sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid))) / TICK
+    return (
+        sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid)))
+        / TICK
+    )
 
 
 def family(pid: int) -> list[int]:
     """Return ``pid`` and its children."""
-    numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
-    return [pid, *(number for number in numbers if (fields := _stat(number)) and int(fields[1]) == pid)]
+    numbers = (
+        int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()
+    )
+    return [
+        pid,
+        *(
+            number
+            for number in numbers
+            if (fields := _stat(number)) and int(fields[1]) == pid
+        ),
+    ]
 
 
 def _stat(pid: int) -> list[str]:

@@ -11,7 +11,11 @@ from typing import Any
 from django.db import connections, transaction
 
 BODY = b"x" * 200
-HEADERS = (("Content-Type", "application/json"), ("Vary", "Accept"), ("Allow", "POST, OPTIONS"))
+HEADERS = (
+    ("Content-Type", "application/json"),
+    ("Vary", "Accept"),
+    ("Allow", "POST, OPTIONS"),
+)
 TABLE = "django_idempotency_record"
 
 
@@ -23,14 +27,22 @@ def filling(name: str) -> Iterator[Any]:
     """
     with connections[name].cursor() as cursor:
         cursor.execute("SET maintenance_work_mem = '512MB'")
-        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
-        indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
+        cursor.execute(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE]
+        )
+        indexes = {
+            index: definition
+            for index, definition in cursor.fetchall()
+            if not index.endswith("_pkey")
+        }
         for index in indexes:
             cursor.execute(f"DROP INDEX {index}")
         cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT {TABLE}_pkey")
         yield cursor
         # Two thirds full, as keys that arrive in no order leave it.
-        cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
+        cursor.execute(
+            f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)"
+        )
         for definition in indexes.values():
             cursor.execute(definition)
         cursor.execute(f"VACUUM (ANALYZE, FREEZE) {TABLE}")
@@ -40,10 +52,17 @@ def filling(name: str) -> Iterator[Any]:
 def copy(cursor: Any, id: uuid.UUID, times: int, **different: str) -> None:
     """Make ``times`` copies, whose lease and retention end at different times within a day. ``different`` has other
     values for columns, in which ``i`` is the number of the copy."""
-    cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", [TABLE])
+    cursor.execute(
+        "SELECT column_name FROM information_schema.columns WHERE table_name = %s",
+        [TABLE],
+    )
     columns = [column for (column,) in cursor.fetchall()]
     ahead = "+ i %% 86400 * interval '1 second'"
-    changed = {"id": "gen_random_uuid()", "purge_at": f"purge_at {ahead}", "locked_until": f"locked_until {ahead}"}
+    changed = {
+        "id": "gen_random_uuid()",
+        "purge_at": f"purge_at {ahead}",
+        "locked_until": f"locked_until {ahead}",
+    }
     values = ", ".join((changed | different).get(column, column) for column in columns)
     cursor.execute(
         f"INSERT INTO {TABLE} ({', '.join(columns)}) "
@@ -77,7 +96,13 @@ def _new_operation() -> Any:
     from django_idempotency.values.outcomes import Operation
 
     key = str(uuid.uuid4())
-    return Operation(key=key, scope="user:1", fingerprint=uuid.uuid4().bytes * 2, method="POST", path="/effects/")
+    return Operation(
+        key=key,
+        scope="user:1",
+        fingerprint=uuid.uuid4().bytes * 2,
+        method="POST",
+        path="/effects/",
+    )
 
 
 def _store(name: str) -> Any:

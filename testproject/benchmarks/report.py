@@ -51,13 +51,22 @@ CLEANUP = {
 REAPER = {"buffers": ("buffers", "{}"), "ms": ("ms", "{:.1f}")}
 
 
-def table(rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], *, first: str = "") -> str:
+def table(
+    rows: Mapping[str, Mapping[str, Any]],
+    columns: Mapping[str, tuple[str, str]],
+    *,
+    first: str = "",
+) -> str:
     """Return a table in Markdown, for the terminal and for the docs."""
     body = [[title, *_cells(figures, columns)] for title, figures in rows.items()]
-    return "\n".join(_lines([[first, *(heading for heading, _ in columns.values())], *body]))
+    return "\n".join(
+        _lines([[first, *(heading for heading, _ in columns.values())], *body])
+    )
 
 
-def _cells(figures: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+def _cells(
+    figures: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]
+) -> Iterator[str]:
     for name, (_, form) in columns.items():
         yield "" if figures.get(name) is None else form.format(figures[name])
 
@@ -67,10 +76,20 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     heading, *body = (_line(row, widths) for row in rows)
     yield heading
     first, *others = widths
-    yield "|" + "|".join(["-" * (first + 2), *("-" * (width + 1) + ":" for width in others)]) + "|"
+    yield (
+        "|"
+        + "|".join(["-" * (first + 2), *("-" * (width + 1) + ":" for width in others)])
+        + "|"
+    )
     yield from body
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = zip(row, widths, strict=True)
-    return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        )
+        + " |"
+    )

@@ -43,7 +43,9 @@ DAYS_STUCK = (1, 3, 5)  # for each of the passes, of the ``STUCK`` records
 
 def measure(part: str, cluster: Cluster, **order: Any) -> dict[str, Any]:
     with cluster.setting(**SETTINGS[part]), servers.tables(cluster, DATABASE):
-        figures: dict[str, Any] = servers.figures(__name__, {"part": part, **order}, cluster, DATABASE)
+        figures: dict[str, Any] = servers.figures(
+            __name__, {"part": part, **order}, cluster, DATABASE
+        )
         return figures
 
 
@@ -77,7 +79,13 @@ def fill_with_due(rows: int, kept: int) -> None:
     completed = records.run_one(NAME)[0]
     with records.filling(NAME) as cursor:
         age = "- interval '3 days' + i * interval '1 ms'"
-        records.copy(cursor, completed, rows, expires_at=f"expires_at {age}", purge_at=f"purge_at {age}")
+        records.copy(
+            cursor,
+            completed,
+            rows,
+            expires_at=f"expires_at {age}",
+            purge_at=f"purge_at {age}",
+        )
         records.copy(cursor, completed, kept, purge_at="purge_at + i * interval '1 ms'")
 
 
@@ -91,12 +99,21 @@ def _phase(kind: str, act: Callable[[], Any]) -> Phase:
     ended, after = time.monotonic(), _written()
     seconds = ended - begun
     written = {name: (after[name] - before[name]) / seconds for name in after}
-    return {"kind": kind, "begun": begun, "ended": ended, "seconds": seconds, **written, **figures}
+    return {
+        "kind": kind,
+        "begun": begun,
+        "ended": ended,
+        "seconds": seconds,
+        **written,
+        **figures,
+    }
 
 
 def _written() -> dict[str, float]:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0', wal_fpi FROM pg_stat_wal")
+        cursor.execute(
+            "SELECT pg_current_wal_insert_lsn() - '0/0', wal_fpi FROM pg_stat_wal"
+        )
         wal, images = cursor.fetchone()
     return {"wal": float(wal) / 1e6, "images": float(images)}
 
@@ -120,7 +137,11 @@ def _clean(rows: int) -> dict[str, Any]:
     with connection.cursor() as cursor:
         autovacuum.settle(cursor)
     work = (ended - begun) / batches - pause
-    deleting = {"deleted": deleted, "deleting": (begun, ended), "deleted_rate": deleted / (ended - begun)}
+    deleting = {
+        "deleted": deleted,
+        "deleting": (begun, ended),
+        "deleted_rate": deleted / (ended - begun),
+    }
     return {**deleting, "batches": batches, "work": work, "pause": pause}
 
 
@@ -132,26 +153,51 @@ def _compute(cleaning: Phase) -> None:
             time.sleep(cleaning["pause"])
 
 
-def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]) -> dict[str, Any]:
+def _told(
+    phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]
+) -> dict[str, Any]:
     for phase in phases:
-        phase["vacuums"] = [(begun, ended) for begun, ended in vacuums if phase["begun"] <= begun < phase["ended"]]
-        busy = [phase["deleting"], *phase["vacuums"]] if "deleting" in phase else [(phase["begun"], phase["ended"])]
+        phase["vacuums"] = [
+            (begun, ended)
+            for begun, ended in vacuums
+            if phase["begun"] <= begun < phase["ended"]
+        ]
+        busy = (
+            [phase["deleting"], *phase["vacuums"]]
+            if "deleting" in phase
+            else [(phase["begun"], phase["ended"])]
+        )
         phase |= {"windows": busy, **paced.percentiles(load.within(busy))}
-    quiet, cleaning, computing = ([phase for phase in phases if phase["kind"] == kind] for kind in KINDS)
+    quiet, cleaning, computing = (
+        [phase for phase in phases if phase["kind"] == kind] for kind in KINDS
+    )
     windows = {
         "quiet": [window for phase in quiet for window in phase["windows"]],
         "cleaning": [window for phase in cleaning for window in phase["windows"]],
         "– deleting": [phase["deleting"] for phase in cleaning],
         "– vacuuming": [window for phase in cleaning for window in phase["vacuums"]],
-        "computing as long": [window for phase in computing for window in phase["windows"]],
+        "computing as long": [
+            window for phase in computing for window in phase["windows"]
+        ],
     }
     told = {kind: _figures(load, of) for kind, of in windows.items()}
     for figures in told.values():
         figures["ratio"] = figures["p99"] / told["quiet"]["p99"]
-    for kind, of in (("quiet", quiet), ("cleaning", cleaning), ("computing as long", computing)):
-        told[kind] |= {name: median(phase[name] for phase in of) for name in ("wal", "images")}
-    told["– deleting"]["deleted_rate"] = median(phase["deleted_rate"] for phase in cleaning)
-    ratios = [after["p99"] / before["p99"] for before, after in zip(quiet, cleaning, strict=True)]
+    for kind, of in (
+        ("quiet", quiet),
+        ("cleaning", cleaning),
+        ("computing as long", computing),
+    ):
+        told[kind] |= {
+            name: median(phase[name] for phase in of) for name in ("wal", "images")
+        }
+    told["– deleting"]["deleted_rate"] = median(
+        phase["deleted_rate"] for phase in cleaning
+    )
+    ratios = [
+        after["p99"] / before["p99"]
+        for before, after in zip(quiet, cleaning, strict=True)
+    ]
     return {
         "summary": told,
         "ratio": median(ratios),
@@ -175,10 +221,19 @@ def reaper(rows: int) -> dict[str, Any]:
     completed, claimed = records.run_one(NAME)[0], records.claim_one(NAME)
     with records.filling(NAME) as cursor:
         for number in range(STUCK):
-            records.copy(cursor, completed, (number + 1) * rows // STUCK - number * rows // STUCK)
+            records.copy(
+                cursor, completed, (number + 1) * rows // STUCK - number * rows // STUCK
+            )
             for days in DAYS_STUCK:
-                records.copy(cursor, claimed, 1, locked_until=f"locked_until - interval '{days} days'")
-        records.copy(cursor, claimed, 1, locked_until="locked_until - interval '9 days'")
+                records.copy(
+                    cursor,
+                    claimed,
+                    1,
+                    locked_until=f"locked_until - interval '{days} days'",
+                )
+        records.copy(
+            cursor, claimed, 1, locked_until="locked_until - interval '9 days'"
+        )
         cursor.execute(f"DELETE FROM {records.TABLE} WHERE id = %s", [claimed])
     assert _reap(8)[0] == 1  # makes the session look up what it looks up once
     statements: dict[str, dict[str, float]] = {}
@@ -188,7 +243,11 @@ def reaper(rows: int) -> dict[str, Any]:
     connection.close()
     third, new = _reap(0)
     assert first == second == third == STUCK
-    told = {**statements, "all, in a session that is there": there, "all, in a new session": new}
+    told = {
+        **statements,
+        "all, in a session that is there": there,
+        "all, in a new session": new,
+    }
     return {"rows": rows, "stuck": STUCK, "told": told}
 
 
@@ -207,9 +266,15 @@ def _reap(days: int) -> tuple[int, dict[str, float]]:
 def _buffers() -> int:
     """Return the buffers of everything in the database, asked from another one."""
     database = connections.databases[NAME]["NAME"]
-    connections.databases["elsewhere"] = {**connections.databases[NAME], "NAME": "postgres"}
+    connections.databases["elsewhere"] = {
+        **connections.databases[NAME],
+        "NAME": "postgres",
+    }
     with connections["elsewhere"].cursor() as cursor:
-        cursor.execute("SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = %s", [database])
+        cursor.execute(
+            "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = %s",
+            [database],
+        )
         return int(cursor.fetchone()[0])
 
 
@@ -224,7 +289,9 @@ def explaining(told: dict[str, dict[str, float]]) -> Callable[..., Any]:
                 cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
                 plan = cursor.fetchone()[0][0]["Plan"]
                 transaction.set_rollback(True)
-            told[title] = {"buffers": plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]}
+            told[title] = {
+                "buffers": plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+            }
         return execute(sql, values, *details)
 
     return wrapper

@@ -68,12 +68,20 @@ class Slice:
 
 
 def interleaved(
-    servers: Sequence[Server], scenario: Scenario, cluster: Cluster, redis: Redis | None, *, rounds: int, seconds: int
+    servers: Sequence[Server],
+    scenario: Scenario,
+    cluster: Cluster,
+    redis: Redis | None,
+    *,
+    rounds: int,
+    seconds: int,
 ) -> Iterator[dict[str, Slice]]:
     """Yield rounds in which each has one turn, in a new random order, so that other load affects all alike."""
     order = random.Random(scenario.name)
     for server in servers:
-        take_turn(server, scenario, cluster, redis, seconds=1)  # warms up, and makes the first requests of replays
+        take_turn(
+            server, scenario, cluster, redis, seconds=1
+        )  # warms up, and makes the first requests of replays
     for _ in range(rounds):
         turns = {
             server.name: take_turn(server, scenario, cluster, redis, seconds=seconds)
@@ -82,7 +90,14 @@ def interleaved(
         yield {server.name: turns[server.name] for server in servers}
 
 
-def take_turn(server: Server, scenario: Scenario, cluster: Cluster, redis: Redis | None, *, seconds: int) -> Slice:
+def take_turn(
+    server: Server,
+    scenario: Scenario,
+    cluster: Cluster,
+    redis: Redis | None,
+    *,
+    seconds: int,
+) -> Slice:
     before = server.cpu(), _database_cpu(cluster, redis), cluster.wal_position()
     load = drive(
         server,
@@ -94,8 +109,17 @@ def take_turn(server: Server, scenario: Scenario, cluster: Cluster, redis: Redis
     )
     after = server.cpu(), _database_cpu(cluster, redis), cluster.wal_position()
     requests = max(1, load.requests - load.refused)
-    database = None if before[1] is None or after[1] is None else (after[1] - before[1]) * 1000 / requests
-    return Slice(load, (after[0] - before[0]) * 1000 / requests, database, (after[2] - before[2]) / requests)
+    database = (
+        None
+        if before[1] is None or after[1] is None
+        else (after[1] - before[1]) * 1000 / requests
+    )
+    return Slice(
+        load,
+        (after[0] - before[0]) * 1000 / requests,
+        database,
+        (after[2] - before[2]) / requests,
+    )
 
 
 def _database_cpu(cluster: Cluster, redis: Redis | None) -> float | None:
@@ -105,7 +129,10 @@ def _database_cpu(cluster: Cluster, redis: Redis | None) -> float | None:
 
 def summary(rounds: Sequence[dict[str, Slice]]) -> dict[str, dict[str, Any]]:
     """Return medians of the rounds, by contender. Ratios and differences are taken within a round first."""
-    return {name: _medians([(turns[name], turns.get(BASELINE)) for turns in rounds]) for name in rounds[0]}
+    return {
+        name: _medians([(turns[name], turns.get(BASELINE)) for turns in rounds])
+        for name in rounds[0]
+    }
 
 
 def _medians(turns: Sequence[tuple[Slice, Slice | None]]) -> dict[str, Any]:
@@ -113,10 +140,18 @@ def _medians(turns: Sequence[tuple[Slice, Slice | None]]) -> dict[str, Any]:
     told = {
         name: median(numbers)
         for name in figures[0]
-        if (numbers := [number for figure in figures if (number := figure[name]) is not None])
+        if (
+            numbers := [
+                number for figure in figures if (number := figure[name]) is not None
+            ]
+        )
     }
     against = [(turn, baseline) for turn, baseline in turns if baseline]
-    return {**told, **(_against(against) if against else {}), "rounds": [asdict(turn) for turn, _ in turns]}
+    return {
+        **told,
+        **(_against(against) if against else {}),
+        "rounds": [asdict(turn) for turn, _ in turns],
+    }
 
 
 def _against(turns: Sequence[tuple[Slice, Slice]]) -> dict[str, float]:
@@ -126,10 +161,16 @@ def _against(turns: Sequence[tuple[Slice, Slice]]) -> dict[str, float]:
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
         "cpu_ratio": median(baseline.cpu / turn.cpu for turn, baseline in turns),
-        "p99_more": median(turn.load.p99 - baseline.load.p99 for turn, baseline in turns),
+        "p99_more": median(
+            turn.load.p99 - baseline.load.p99 for turn, baseline in turns
+        ),
     }
 
 
 def executed_again(server: Server, cluster: Cluster) -> int:
     """Return how many effects there are beyond one for each key."""
-    return int(cluster.ask("SELECT count(*) - count(DISTINCT key) FROM effect", server.database)[0])
+    return int(
+        cluster.ask(
+            "SELECT count(*) - count(DISTINCT key) FROM effect", server.database
+        )[0]
+    )

@@ -55,13 +55,25 @@ class Server:
 
     def cpu(self) -> float:
         """Return the seconds of processor time of its workers."""
-        return sum(processes.seconds(processes.family(gunicorn.pid)[1:]) for gunicorn in self.gunicorns)
+        return sum(
+            processes.seconds(processes.family(gunicorn.pid)[1:])
+            for gunicorn in self.gunicorns
+        )
 
-    def post(self, key: str, connection: HTTPConnection | None = None) -> tuple[int, bytes]:
+    def post(
+        self, key: str, connection: HTTPConnection | None = None
+    ) -> tuple[int, bytes]:
         if connection is None:
-            with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            with closing(
+                HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+            ) as connection:
                 return self.post(key, connection)
-        connection.request("POST", PATH, BODY, {"Content-Type": "application/json", "Idempotency-Key": key})
+        connection.request(
+            "POST",
+            PATH,
+            BODY,
+            {"Content-Type": "application/json", "Idempotency-Key": key},
+        )
         response = connection.getresponse()
         return response.status, response.read()
 
@@ -80,7 +92,11 @@ def prepare(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -
 
 
 def make_tables(
-    name: str, cluster: Cluster, database: str, redis: Redis | None = None, directory: Path = DIRECTORY
+    name: str,
+    cluster: Cluster,
+    database: str,
+    redis: Redis | None = None,
+    directory: Path = DIRECTORY,
 ) -> None:
     result = subprocess.run(
         [_python(name, directory), "-m", "testproject.benchmarks.project.prepare"],
@@ -135,7 +151,14 @@ def running(
     Each worker has a listener and a master of its own. With a shared listener, a worker that is awake would take most
     of the connections, and the other one's processor would idle.
     """
-    command = [_python(name, directory), "-m", "gunicorn", *OPTIONS, "--threads", f"{threads}"]
+    command = [
+        _python(name, directory),
+        "-m",
+        "gunicorn",
+        *OPTIONS,
+        "--threads",
+        f"{threads}",
+    ]
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory()), "log")
         output = stack.enter_context(log.open("wb"))
@@ -144,7 +167,9 @@ def running(
         listeners += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
         env = environ(name, cluster, redis, database(name))
         gunicorns = [
-            stack.enter_context(_gunicorn(command, cwd=ROOT, env=env, listener=listener, output=output))
+            stack.enter_context(
+                _gunicorn(command, cwd=ROOT, env=env, listener=listener, output=output)
+            )
             for listener in listeners
         ]
         for listener in listeners:
@@ -160,7 +185,12 @@ def _door(port: int = 0) -> socket.socket:
 
 @contextmanager
 def _gunicorn(
-    command: list[str], *, cwd: Path, env: dict[str, str], listener: socket.socket, output: object
+    command: list[str],
+    *,
+    cwd: Path,
+    env: dict[str, str],
+    listener: socket.socket,
+    output: object,
 ) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [*command, "--bind", f"fd://{listener.fileno()}"],
@@ -187,7 +217,9 @@ def _wait_for(server: Server) -> None:
             status, body = server.post(str(uuid.uuid4()))
             break
         except OSError:
-            if time.monotonic() > deadline or any(gunicorn.poll() is not None for gunicorn in server.gunicorns):
+            if time.monotonic() > deadline or any(
+                gunicorn.poll() is not None for gunicorn in server.gunicorns
+            ):
                 raise DoesNotWork(_last_line(server.log)) from None
             time.sleep(0.05)
     if status >= 500:
@@ -202,7 +234,9 @@ def _python(name: str, directory: Path) -> str:
     return environments.python(contenders.load(name), directory / "environments")
 
 
-def environ(name: str, cluster: Cluster, redis: Redis | None, database: str) -> dict[str, str]:
+def environ(
+    name: str, cluster: Cluster, redis: Redis | None, database: str
+) -> dict[str, str]:
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "testproject.benchmarks.project.settings",

@@ -63,9 +63,16 @@ def _storm(server: Server, cluster: Cluster) -> Storm:
         lasted = time.perf_counter() - begun
         output, _ = others.communicate()
     return Storm(
-        executions=int(cluster.ask(f"SELECT count(*) FROM effect WHERE key = '{key}'", server.database)[0]),
-        answers=dict(Counter(_label(answers[-1] if answers else None) for answers in told)),
-        slowest_refusal=max((answer.seconds for answer in _refusals(told)), default=0.0) * 1000,
+        executions=int(
+            cluster.ask(
+                f"SELECT count(*) FROM effect WHERE key = '{key}'", server.database
+            )[0]
+        ),
+        answers=dict(
+            Counter(_label(answers[-1] if answers else None) for answers in told)
+        ),
+        slowest_refusal=max((answer.seconds for answer in _refusals(told)), default=0.0)
+        * 1000,
         lasted=lasted,
         others=result(output).rate,
         others_calm=calm.rate,
@@ -73,7 +80,10 @@ def _storm(server: Server, cluster: Cluster) -> Storm:
 
 
 async def _duplicates(server: Server, key: str) -> list[list[Answer]]:
-    clients = [Client(f"http://127.0.0.1:{server.port}{PATH}?work={WORK}") for _ in range(DUPLICATES)]
+    clients = [
+        Client(f"http://127.0.0.1:{server.port}{PATH}?work={WORK}")
+        for _ in range(DUPLICATES)
+    ]
     for client in clients:
         await client.connect()
     return await asyncio.gather(*(_insist(client, key) for client in clients))
@@ -84,10 +94,16 @@ async def _insist(client: Client, key: str) -> list[Answer]:
     answers: list[Answer] = []
     try:
         async with asyncio.timeout(PATIENCE):
-            while not answers or (answers[-1].status in IN_FLIGHT and not answers[-1].replayed):
+            while not answers or (
+                answers[-1].status in IN_FLIGHT and not answers[-1].replayed
+            ):
                 if answers:
-                    await asyncio.sleep(float(answers[-1].headers.get(b"retry-after", b"1")))
-                    await client.connect()  # the server does not keep idle connections for long
+                    await asyncio.sleep(
+                        float(answers[-1].headers.get(b"retry-after", b"1"))
+                    )
+                    await (
+                        client.connect()
+                    )  # the server does not keep idle connections for long
                 answers.append(await client.post(key, BODY))
     except (TimeoutError, OSError, EOFError):
         pass
@@ -95,7 +111,9 @@ async def _insist(client: Client, key: str) -> list[Answer]:
 
 
 def _refusals(told: Sequence[Sequence[Answer]]) -> Iterator[Answer]:
-    return (answer for answers in told for answer in answers if answer.status in IN_FLIGHT)
+    return (
+        answer for answers in told for answer in answers if answer.status in IN_FLIGHT
+    )
 
 
 def _label(answer: Answer | None) -> str:

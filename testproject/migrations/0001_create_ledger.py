@@ -18,7 +18,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LedgerEntry",
             fields=[
-                ("id", models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid.uuid4,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
                 (
                     "kind",
                     models.CharField(
@@ -36,13 +44,28 @@ class Migration(migrations.Migration):
                 ),
                 ("amount", models.BigIntegerField(verbose_name="amount")),
                 ("currency", models.CharField(max_length=3, verbose_name="currency")),
-                ("reference", models.CharField(db_index=True, max_length=255, verbose_name="reference")),
-                ("operation", models.CharField(max_length=64, null=True, unique=True, verbose_name="operation")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "reference",
+                    models.CharField(
+                        db_index=True, max_length=255, verbose_name="reference"
+                    ),
+                ),
+                (
+                    "operation",
+                    models.CharField(
+                        max_length=64, null=True, unique=True, verbose_name="operation"
+                    ),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(auto_now_add=True, verbose_name="created at"),
+                ),
                 (
                     "user",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, to=settings.AUTH_USER_MODEL, verbose_name="user"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to=settings.AUTH_USER_MODEL,
+                        verbose_name="user",
                     ),
                 ),
             ],
@@ -54,10 +77,26 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Receipt",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="ID",
+                    ),
+                ),
                 ("event", models.CharField(max_length=255, verbose_name="event")),
-                ("reference", models.CharField(db_index=True, max_length=255, verbose_name="reference")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "reference",
+                    models.CharField(
+                        db_index=True, max_length=255, verbose_name="reference"
+                    ),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(auto_now_add=True, verbose_name="created at"),
+                ),
             ],
             options={
                 "verbose_name": "receipt",

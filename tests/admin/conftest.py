@@ -50,4 +50,6 @@ def records(db):
     ended("failed", Fail("ValueError"))
     ended("on_hold", Fail("its lease ran out", on_hold=True))
     hours_ago = timezone.now() - timedelta(hours=3, minutes=7)
-    IdempotencyRecord.objects.filter(key="stuck").update(locked_at=hours_ago, locked_until=hours_ago)
+    IdempotencyRecord.objects.filter(key="stuck").update(
+        locked_at=hours_ago, locked_until=hours_ago
+    )

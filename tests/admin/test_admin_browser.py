@@ -33,7 +33,9 @@ def operation(key):
 def overdue(key, policy=ATOMIC):
     """A claim whose lease has run out."""
     claim = engine.claim(operation(key), policy)
-    IdempotencyRecord.objects.filter(pk=claim.id).update(locked_at=ahead(-180), locked_until=ahead(-180))
+    IdempotencyRecord.objects.filter(pk=claim.id).update(
+        locked_at=ahead(-180), locked_until=ahead(-180)
+    )
     return claim
 
 
@@ -114,7 +116,12 @@ def test_an_action_can_be_done_by_keyboard_alone(admin):
 
 @pytest.mark.parametrize("width", [1440, 1024, NARROW[0]])
 def test_the_dashboard_fits_the_window(admin, width):
-    happen("shop.views.a_name_that_goes_on_and_on.PaymentMethodReplacementViewSet", claimed=5, replayed=2, in_flight=1)
+    happen(
+        "shop.views.a_name_that_goes_on_and_on.PaymentMethodReplacementViewSet",
+        claimed=5,
+        replayed=2,
+        in_flight=1,
+    )
     admin.resize((width, 900))
     admin.open(f"{LIST}dashboard/")
     assert not admin.scrolls_sideways()
@@ -135,7 +142,12 @@ def test_every_page_fits_a_narrow_screen_in_both_themes(admin, scheme):
 
 @pytest.mark.parametrize("width", [1280, 1271, 1024, NARROW[0]])
 def test_every_column_of_a_list_is_in_the_window(admin, width):
-    engine.claim(Operation("auth.user:" + 40 * "7", "x" * 255, bytes(32), "POST", "/api/" + 400 * "y"), ATOMIC)
+    engine.claim(
+        Operation(
+            "auth.user:" + 40 * "7", "x" * 255, bytes(32), "POST", "/api/" + 400 * "y"
+        ),
+        ATOMIC,
+    )
     on_hold("z" * 255)
     admin.resize((width, 800))
     for situation in ("live", "on_hold", "done"):
@@ -144,15 +156,23 @@ def test_every_column_of_a_list_is_in_the_window(admin, width):
         hidden = "const list = document.querySelector('.results'); return list.scrollWidth > list.clientWidth"
         assert not admin.driver.execute_script(hidden), situation
         assert not admin.scrolls_sideways(), situation
-        filters, rows = (admin.find(part).rect["y"] for part in ("#changelist-filter", "#result_list tbody"))
+        filters, rows = (
+            admin.find(part).rect["y"]
+            for part in ("#changelist-filter", "#result_list tbody")
+        )
         assert filters < rows, "the filters are not under fifty rows"
 
 
 def test_a_breach_of_the_policy_for_content_does_not_go_unnoticed(browser):
     browser.open("/admin/login/")
     assert browser.complaints() == []
-    browser.driver.execute_script("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">red</p>')")
-    assert any("Content Security Policy" in complaint for complaint in eventually(browser.complaints))
+    browser.driver.execute_script(
+        "document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">red</p>')"
+    )
+    assert any(
+        "Content Security Policy" in complaint
+        for complaint in eventually(browser.complaints)
+    )
 
 
 @pytest.mark.django_db

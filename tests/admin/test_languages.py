@@ -37,9 +37,19 @@ def words(response):
 
 def left_in_english(page):
     """The texts of the catalogue that the page has in English, without those that are German words, too."""
-    texts = ((message.fields["msgid"], message.translations[0]) for message in messages("de"))
-    known = [(" ".join(english.split()), german) for english, german in texts if not PLACEHOLDER.search(english)]
-    return [english for english, german in known if " " in english and english != german and english in page]
+    texts = (
+        (message.fields["msgid"], message.translations[0]) for message in messages("de")
+    )
+    known = [
+        (" ".join(english.split()), german)
+        for english, german in texts
+        if not PLACEHOLDER.search(english)
+    ]
+    return [
+        english
+        for english, german in known
+        if " " in english and english != german and english in page
+    ]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -60,7 +70,12 @@ def test_a_record_is_in_german(client, german, key):
 @pytest.mark.parametrize("action", ["allow_retry", "fail", "resolve", "extend"])
 def test_a_confirmation_and_its_messages_are_in_german(client, german, action):
     key = "running" if action == "extend" else "on_hold"
-    assert left_in_english(words(client.get(f"{LIST}intervene/{action}/", {"id": found(key).pk}))) == []
+    assert (
+        left_in_english(
+            words(client.get(f"{LIST}intervene/{action}/", {"id": found(key).pk}))
+        )
+        == []
+    )
     page = words(act(client, action, key, note="wegen der Bank"))
     assert "für einen Datensatz erledigt." in page
     assert left_in_english(page) == []
@@ -78,7 +93,13 @@ def test_the_outbox_is_in_german(client, german):
     for topic in ("paid", "sent"):
         OutboxEvent.objects.create(
             event_id=f"{'0' * 28}{topic.encode().hex()[:4]}",
-            **{"publisher": "shop", "lane": 0, "topic": topic, "payload": b"{}", "content_type": "text/plain"},
+            **{
+                "publisher": "shop",
+                "lane": 0,
+                "topic": topic,
+                "payload": b"{}",
+                "content_type": "text/plain",
+            },
             **{"status": Status.DEAD, "given_up_at": NOVEMBER, "created_at": NOVEMBER},
         )
     events = list(OutboxEvent.objects.all())
@@ -91,14 +112,21 @@ def test_the_outbox_is_in_german(client, german):
     chosen = {"action": "requeue", "_selected_action": [event.pk for event in events]}
     asked = client.post(f"{outbox}outboxevent/", chosen)
     assert left_in_english(words(asked)) == []
-    chosen |= {"confirmed": "1", "record": [f"{row[0].pk} {row[1]}" for row in asked.context["rows"]]}
-    assert "für 2 Ereignisse erledigt." in words(client.post(f"{outbox}outboxevent/", chosen, follow=True))
+    chosen |= {
+        "confirmed": "1",
+        "record": [f"{row[0].pk} {row[1]}" for row in asked.context["rows"]],
+    }
+    assert "für 2 Ereignisse erledigt." in words(
+        client.post(f"{outbox}outboxevent/", chosen, follow=True)
+    )
 
 
 def test_times_have_the_zone_in_force(client, german, settings):
     settings.TIME_ZONE = "Europe/Berlin"
     IdempotencyRecord.objects.filter(key="done").update(created_at=NOVEMBER)
-    assert "23. November 2026 15:37 CET" in words(client.get(LIST, {"situation": "done"}))
+    assert "23. November 2026 15:37 CET" in words(
+        client.get(LIST, {"situation": "done"})
+    )
     page = words(client.get(f"{LIST}{found('done').pk}/change/"))
     assert "23. November 2026 15:37:05 CET" in page
 
@@ -107,16 +135,25 @@ def test_times_in_the_repeated_hour_of_autumn_show_their_zone(settings):
     settings.TIME_ZONE = "Europe/Berlin"
     twice = [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (0, 1)]
     with translation.override("en"):
-        assert [shown(moment) for moment in twice] == ["Oct. 25, 2026, 2:30 a.m. CEST", "Oct. 25, 2026, 2:30 a.m. CET"]
+        assert [shown(moment) for moment in twice] == [
+            "Oct. 25, 2026, 2:30 a.m. CEST",
+            "Oct. 25, 2026, 2:30 a.m. CET",
+        ]
 
 
 def test_a_time_without_a_zone_is_of_the_default_one(settings):
     settings.TIME_ZONE, settings.USE_TZ = "Asia/Kathmandu", False
-    assert in_zone(datetime(2026, 11, 23, 14, 37)).isoformat() == "2026-11-23T14:37:00+05:45"  # noqa: DTZ001
+    assert (
+        in_zone(datetime(2026, 11, 23, 14, 37)).isoformat()  # noqa: DTZ001
+        == "2026-11-23T14:37:00+05:45"
+    )
 
 
 def test_numbers_are_written_as_the_language_writes_them():
     with translation.override("de"):
-        assert [amount(1_234_567), amount(10_000, 10_000), share(0.0042), duration(0.254)] == [
-            *("1.234.567", "10.000 oder mehr", "0,42 %", "0,25 s")
-        ]
+        assert [
+            amount(1_234_567),
+            amount(10_000, 10_000),
+            share(0.0042),
+            duration(0.254),
+        ] == [*("1.234.567", "10.000 oder mehr", "0,42 %", "0,25 s")]

@@ -58,9 +58,13 @@ def test_a_list_ends_where_it_says(client, staff, db, monkeypatch):
     monkeypatch.setattr(lists, "MOST", 3)
     for number in range(5):
         claimed(f"k{number}")
-        IdempotencyRecord.objects.filter(key=f"k{number}").update(locked_until=ahead(number))
+        IdempotencyRecord.objects.filter(key=f"k{number}").update(
+            locked_until=ahead(number)
+        )
         ended(f"d{number}", Keep(StoredResponse(201)))
-        IdempotencyRecord.objects.filter(key=f"d{number}").update(purge_at=ahead(24 * 3600 + number))
+        IdempotencyRecord.objects.filter(key=f"d{number}").update(
+            purge_at=ahead(24 * 3600 + number)
+        )
     assert listed(client) == ["k0", "k1", "k2"]
     assert listed(client, "?q=/pay/k4/") == []
     assert listed(client, "?situation=done") == ["d4", "d3", "d2"]
@@ -71,13 +75,24 @@ def test_a_list_ends_where_it_says(client, staff, db, monkeypatch):
     ("query", "shown"),
     [
         ("?situation=stuck", {"since": "3 h 7 min", "shown_scope": "user:1"}),
-        ("?situation=on_hold", {"since": "2 h", "shown_reason": "its lease ran out", "attempts": "3"}),
-        ("?situation=retryable", {"since": "2 h", "shown_reason": "ValueError", "attempts": "3"}),
-        ("?q=on_hold", {"since": "2 h", "shown_reason": "its lease ran out", "attempts": "3"}),
+        (
+            "?situation=on_hold",
+            {"since": "2 h", "shown_reason": "its lease ran out", "attempts": "3"},
+        ),
+        (
+            "?situation=retryable",
+            {"since": "2 h", "shown_reason": "ValueError", "attempts": "3"},
+        ),
+        (
+            "?q=on_hold",
+            {"since": "2 h", "shown_reason": "its lease ran out", "attempts": "3"},
+        ),
     ],
 )
 def test_a_list_shows_what_matters_in_it(client, staff, records, query, shown):
-    IdempotencyRecord.objects.filter(status="failed").update(updated_at=ahead(-7200), attempts=3)
+    IdempotencyRecord.objects.filter(status="failed").update(
+        updated_at=ahead(-7200), attempts=3
+    )
     html = client.get(LIST + query).content.decode()
     assert {name: cell(html, name) for name in shown} == shown
 
@@ -89,10 +104,13 @@ def cell(html, column):
 
 
 @pytest.mark.postgresql
-def test_a_slow_owner_that_is_alive_is_not_shown_as_stuck(client, staff, transactional_db, other_thread):
+def test_a_slow_owner_that_is_alive_is_not_shown_as_stuck(
+    client, staff, transactional_db, other_thread
+):
     policy = Policy()
     slow, _gone = [
-        engine.claim(Operation("user:1", key, b"f" * 32, "POST", "/pay/"), policy) for key in ("slow", "gone")
+        engine.claim(Operation("user:1", key, b"f" * 32, "POST", "/pay/"), policy)
+        for key in ("slow", "gone")
     ]
     IdempotencyRecord.objects.update(locked_until=ahead(-600))
     with engine.execution(slow, policy) as run:
@@ -104,25 +122,37 @@ def test_a_slow_owner_that_is_alive_is_not_shown_as_stuck(client, staff, transac
 
 
 @pytest.mark.parametrize("term", ["done", '"done"', " done ", "done&situation=on_hold"])
-def test_a_key_is_found_in_every_scope_as_the_client_sent_it(client, staff, records, term):
+def test_a_key_is_found_in_every_scope_as_the_client_sent_it(
+    client, staff, records, term
+):
     assert listed(client, f"?q={term}") == ["done", "done"]
 
 
 @pytest.mark.parametrize("term", ["%20", '""', "%00", "done%00"])
-def test_a_search_for_nothing_lists_what_is_listed_without_one(client, staff, records, term):
+def test_a_search_for_nothing_lists_what_is_listed_without_one(
+    client, staff, records, term
+):
     """And never the whole table."""
     assert listed(client, f"?q={term}") == listed(client)
 
 
-@pytest.mark.parametrize("lookup", ["gt", "startswith", "contains", "regex", "isnull", "exact"])
-@pytest.mark.parametrize("field", ["response_body", "response_headers", "token", "fingerprint"])
-def test_a_filter_by_a_hidden_field_is_refused_whatever_the_lookup(client, staff, records, lookup, field):
+@pytest.mark.parametrize(
+    "lookup", ["gt", "startswith", "contains", "regex", "isnull", "exact"]
+)
+@pytest.mark.parametrize(
+    "field", ["response_body", "response_headers", "token", "fingerprint"]
+)
+def test_a_filter_by_a_hidden_field_is_refused_whatever_the_lookup(
+    client, staff, records, lookup, field
+):
     before = client.get(f"{LIST}?situation=done&{field}__{lookup}=1")
     assert before.status_code in (302, 400)
 
 
 @pytest.mark.parametrize("term", ["one", "DONE", "é", "x" * 300, "%25", "_unning"])
-def test_a_term_that_begins_no_key_scope_or_path_finds_nothing(client, staff, records, term):
+def test_a_term_that_begins_no_key_scope_or_path_finds_nothing(
+    client, staff, records, term
+):
     assert listed(client, f"?q={term}") == []
 
 
@@ -145,7 +175,9 @@ def test_a_search_finds_what_begins_so_in_the_list(client, staff, records, query
 def test_a_record_is_found_by_its_id(client, staff, records):
     for term in (str(record_id("user:2", "done")), record_id("user:2", "done").hex):
         response = client.get(f"{LIST}?q={term}")
-        assert [record.scope for record in response.context["cl"].result_list] == ["user:2"]
+        assert [record.scope for record in response.context["cl"].result_list] == [
+            "user:2"
+        ]
 
 
 def test_a_key_that_looks_like_an_id_is_found_as_a_key(client, staff, db):
@@ -163,7 +195,11 @@ def test_the_search_is_a_range_of_the_primary_key(client, staff, records):
         listed(client, "?q=done")
     assert plans
     for plan in plans:
-        (scan,) = (node for node in nodes(plan) if node.get("Index Name") == "django_idempotency_record_pkey")
+        (scan,) = (
+            node
+            for node in nodes(plan)
+            if node.get("Index Name") == "django_idempotency_record_pkey"
+        )
         assert scan["Index Cond"].startswith("((id >= ")
 
 
@@ -181,13 +217,28 @@ LATE = "did not respond"
 def strip(html):
     """What the strip says, and the pages that it leads to."""
     (found,) = STRIP.findall(html)
-    return " ".join(re.sub(r"<[^>]+>", " ", found).split()), re.findall(r'href="([^"]+)"', unescape(found))
+    return " ".join(re.sub(r"<[^>]+>", " ", found).split()), re.findall(
+        r'href="([^"]+)"', unescape(found)
+    )
 
 
 def test_an_alarm_is_worded_with_its_number_and_age():
-    found = alarms_shown({"stuck": 12, "stuck_oldest": 1200.4, "on_hold": 10_000, "on_hold_oldest": 2 * 86400})
-    assert [alarm.text for alarm in found] == ["12 stuck, oldest 20 min", "10,000 or more on hold, oldest 2 d"]
-    assert alarms_shown({"stuck": 0, "stuck_oldest": 0, "on_hold": 0, "on_hold_oldest": 0}) == []
+    found = alarms_shown(
+        {
+            "stuck": 12,
+            "stuck_oldest": 1200.4,
+            "on_hold": 10_000,
+            "on_hold_oldest": 2 * 86400,
+        }
+    )
+    assert [alarm.text for alarm in found] == [
+        "12 stuck, oldest 20 min",
+        "10,000 or more on hold, oldest 2 d",
+    ]
+    assert (
+        alarms_shown({"stuck": 0, "stuck_oldest": 0, "on_hold": 0, "on_hold_oldest": 0})
+        == []
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -195,7 +246,10 @@ def test_the_strip_shows_what_is_stuck_and_links_to_it(client, staff, records, p
     IdempotencyRecord.objects.filter(key="on_hold").update(updated_at=ahead(-2 * 86400))
     said, links = strip(client.get(page).content.decode())
     assert said == "▲ 1 stuck, oldest 3 h 7 min · 1 on hold, oldest 2 d"
-    assert [[each.key for each in client.get(link).context["cl"].result_list] for link in links] == [
+    assert [
+        [each.key for each in client.get(link).context["cl"].result_list]
+        for link in links
+    ] == [
         ["stuck"],
         ["on_hold"],
     ]
@@ -203,11 +257,16 @@ def test_the_strip_shows_what_is_stuck_and_links_to_it(client, staff, records, p
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_strip_says_when_there_is_nothing_to_do(client, staff, db, page):
-    assert strip(client.get(page).content.decode()) == ("✓ Nothing is stuck, and nothing is on hold.", [])
+    assert strip(client.get(page).content.decode()) == (
+        "✓ Nothing is stuck, and nothing is on hold.",
+        [],
+    )
 
 
 @pytest.mark.postgresql
-def test_a_strip_that_is_not_in_time_says_so(client, superuser, records, transactional_db, monkeypatch):
+def test_a_strip_that_is_not_in_time_says_so(
+    client, superuser, records, transactional_db, monkeypatch
+):
     monkeypatch.setattr(pages, "SECONDS", 0.1)
     with locked("django_idempotency_record"):
         response = client.get(f"{LIST}dashboard/")

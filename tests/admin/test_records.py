@@ -29,10 +29,17 @@ from tests.support.maintained import RecordFactory
 
 
 def test_a_body_is_shown_only_with_its_own_permission(client, staff, records):
-    ended("text", Keep(StoredResponse(200, (("Content-Type", "text/html"),), b"<b>secret</b>")))
+    ended(
+        "text",
+        Keep(StoredResponse(200, (("Content-Type", "text/html"),), b"<b>secret</b>")),
+    )
     without = page(client, "done"), page(client, "text")
     assert "completed, 201" in without[0]
-    assert not [shown for shown in without if "secret" in shown or BODY[:4].hex(" ") in shown or "X-Kept" in shown]
+    assert not [
+        shown
+        for shown in without
+        if "secret" in shown or BODY[:4].hex(" ") in shown or "X-Kept" in shown
+    ]
     allow(staff, "view_response_idempotencyrecord")
     assert "X-Kept" in page(client, "done")
     assert BODY.hex(" ") in page(client, "done")
@@ -42,9 +49,15 @@ def test_a_body_is_shown_only_with_its_own_permission(client, staff, records):
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type"), [(rb'{"a": "\ud800"}', "application/json"), (b"+2AA-", "text/plain; charset=utf-7")]
+    ("body", "content_type"),
+    [
+        (rb'{"a": "\ud800"}', "application/json"),
+        (b"+2AA-", "text/plain; charset=utf-7"),
+    ],
 )
-def test_a_body_with_half_a_character_is_shown(client, superuser, db, body, content_type):
+def test_a_body_with_half_a_character_is_shown(
+    client, superuser, db, body, content_type
+):
     ended("k", Keep(StoredResponse(200, (("Content-Type", content_type),), body)))
     page(client, "k")
 
@@ -54,7 +67,11 @@ def test_only_that_permission_shows_a_decrypted_response(client, staff, db, sett
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [base64.b64encode(b"k" * 32).decode()]}
     ended(
         "k",
-        Keep(StoredResponse(200, (("X-Kept", "secret"), ("Content-Type", "text/plain")), b"hush")),
+        Keep(
+            StoredResponse(
+                200, (("X-Kept", "secret"), ("Content-Type", "text/plain")), b"hush"
+            )
+        ),
         body=Body(encrypt=True),
     )
     without = page(client, "k")
@@ -72,15 +89,21 @@ def test_the_timeline_is_of_one_life_of_the_key(client, superuser, db):
     shown = page(client, "on_hold")
     assert ("in this life" in shown, "in an earlier life" in shown) == (True, False)
     assert "by staff" in strip_tags(shown)
-    history = client.get(f"{LIST}{record_id('user:1', 'on_hold')}/history/").content.decode()
+    history = client.get(
+        f"{LIST}{record_id('user:1', 'on_hold')}/history/"
+    ).content.decode()
     assert "in this life" in history
     assert "in an earlier life" in history
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
-def test_an_entry_has_the_time_of_the_database(client, superuser, records, monkeypatch, hours):
+def test_an_entry_has_the_time_of_the_database(
+    client, superuser, records, monkeypatch, hours
+):
     skewed = timezone.now() + timedelta(hours=hours)
-    monkeypatch.setattr(LogEntry._meta.get_field("action_time"), "default", lambda: skewed)
+    monkeypatch.setattr(
+        LogEntry._meta.get_field("action_time"), "default", lambda: skewed
+    )
     act(client, "allow_retry", "on_hold", note="asked the bank")
     assert "asked the bank" in page(client, "on_hold")
     now = IdempotencyRecord.objects.values_list(DatabaseNow(), flat=True)[0]
@@ -120,8 +143,13 @@ def test_without_an_entry_no_body_is_shown(client, superuser, records, monkeypat
     assert sent == []
 
 
-def test_a_page_has_a_fingerprint_and_a_token_with_the_bodys_permission(client, staff, records):
-    every, token = ("running", "stuck", "done", "failed", "on_hold"), str(found("running").token)
+def test_a_page_has_a_fingerprint_and_a_token_with_the_bodys_permission(
+    client, staff, records
+):
+    every, token = (
+        ("running", "stuck", "done", "failed", "on_hold"),
+        str(found("running").token),
+    )
     assert not [key for key in every if (b"f" * 32).hex() in page(client, key)]
     assert token not in page(client, "running")
     allow(staff, "view_response_idempotencyrecord")
@@ -135,14 +163,41 @@ def test_a_page_has_a_fingerprint_and_a_token_with_the_bodys_permission(client, 
 @pytest.mark.parametrize(
     ("key", "what", "by_itself", "safe"),
     [
-        ("running", "its lease ends in", "The owner renews the lease", "extend the lease"),
-        ("stuck", "Stuck: in flight for 3 h 7 min", "The next request with the key runs again", "find out whether"),
-        ("done", "It got its response, 201", "Every retry gets this response", "nothing can be"),
-        ("failed", "the last run failed", "The next request with the key runs again", "Nothing has to be done"),
-        ("on_hold", "it is not known whether the operation took place", "Nothing. It never runs", "Find out whether"),
+        (
+            "running",
+            "its lease ends in",
+            "The owner renews the lease",
+            "extend the lease",
+        ),
+        (
+            "stuck",
+            "Stuck: in flight for 3 h 7 min",
+            "The next request with the key runs again",
+            "find out whether",
+        ),
+        (
+            "done",
+            "It got its response, 201",
+            "Every retry gets this response",
+            "nothing can be",
+        ),
+        (
+            "failed",
+            "the last run failed",
+            "The next request with the key runs again",
+            "Nothing has to be done",
+        ),
+        (
+            "on_hold",
+            "it is not known whether the operation took place",
+            "Nothing. It never runs",
+            "Find out whether",
+        ),
     ],
 )
-def test_a_page_says_what_it_is_and_what_is_safe(client, staff, records, key, what, by_itself, safe):
+def test_a_page_says_what_it_is_and_what_is_safe(
+    client, staff, records, key, what, by_itself, safe
+):
     shown = unescape(page(client, key))
     assert not [text for text in (what, by_itself, safe) if text not in shown]
 
@@ -151,7 +206,11 @@ def test_texts_of_clients_are_set_apart_from_the_others(client, superuser, recor
     scope = "\u05d0\u05d1"  # a text of the other direction
     ended("done", Keep(StoredResponse(201)), scope=scope)
     id = record_id(scope, "done")
-    for url in (f"{LIST}?situation=done", f"{LIST}{id}/change/", f"{LIST}intervene/allow_retry/?id={id}"):
+    for url in (
+        f"{LIST}?situation=done",
+        f"{LIST}{id}/change/",
+        f"{LIST}intervene/allow_retry/?id={id}",
+    ):
         html = client.get(url).content.decode()
         body = html.partition('<div id="content"')[2]
         assert re.findall(rf"<bdi[^>]*>{scope}", body), url
@@ -171,8 +230,17 @@ def test_nothing_can_be_added_changed_or_deleted(client, staff, records, superus
     before = list(IdempotencyRecord.objects.order_by("pk").values())
     record = f"{LIST}{record_id('user:1', 'stuck')}/"
     for url in (f"{LIST}add/", f"{record}change/", f"{record}delete/"):
-        assert client.post(url, {"key": "x", "status": "completed", "post": "yes"}).status_code == 403
-    chosen = {"action": "delete_selected", "_selected_action": [str(record_id("user:1", "stuck"))], "post": "yes"}
+        assert (
+            client.post(
+                url, {"key": "x", "status": "completed", "post": "yes"}
+            ).status_code
+            == 403
+        )
+    chosen = {
+        "action": "delete_selected",
+        "_selected_action": [str(record_id("user:1", "stuck"))],
+        "post": "yes",
+    }
     client.post(LIST, chosen)
     assert list(IdempotencyRecord.objects.order_by("pk").values()) == before
 
@@ -183,7 +251,11 @@ HOSTILE = f"{ESCAPE}{INVISIBLE}{C1}\r"
 
 
 def is_harmless(text):
-    return not {character for character in text if character in set(HOSTILE) and not character.isprintable()}
+    return not {
+        character
+        for character in text
+        if character in set(HOSTILE) and not character.isprintable()
+    }
 
 
 @pytest.mark.parametrize(
@@ -217,20 +289,32 @@ def hostile(db):
 def completed(record):
     body = json.dumps({"text": INVISIBLE}, ensure_ascii=False).encode()
     headers = [["Content-Type", "application/json"], ["X-Echo", HOSTILE]]
-    answered = {"response_status": 201, "response_headers": headers, "response_body": body}
-    IdempotencyRecord.objects.filter(pk=record.pk).update(status="completed", on_hold=False, reason="", **answered)
+    answered = {
+        "response_status": 201,
+        "response_headers": headers,
+        "response_body": body,
+    }
+    IdempotencyRecord.objects.filter(pk=record.pk).update(
+        status="completed", on_hold=False, reason="", **answered
+    )
 
 
-def test_the_pages_of_the_admin_show_hostile_text_as_escapes(superuser, client, hostile):
+def test_the_pages_of_the_admin_show_hostile_text_as_escapes(
+    superuser, client, hostile
+):
     change = f"{LIST}{hostile.pk}/change/"
     confirm = f"{LIST}intervene/allow_retry/?id={hostile.pk}"
-    pages = [client.get(url) for url in (LIST, f"{LIST}?situation=on_hold", change, confirm)]
+    pages = [
+        client.get(url) for url in (LIST, f"{LIST}?situation=on_hold", change, confirm)
+    ]
     completed(hostile)
     pages += [client.get(url) for url in (f"{LIST}?situation=done", change)]
     assert [page.status_code for page in pages] == [200] * 6
     contents = [page.content.decode() for page in pages]
     assert all(map(is_harmless, contents))
-    assert sum("\\x1b]0;pwned\\x07\\u202e" in content for content in contents) >= 4, "it is shown, though"
+    assert sum("\\x1b]0;pwned\\x07\\u202e" in content for content in contents) >= 4, (
+        "it is shown, though"
+    )
     assert is_harmless(str(hostile))
 
 
@@ -245,7 +329,14 @@ def test_commands_print_hostile_text_as_escapes(hostile, admin_user):
 
 
 def test_log_records_hold_hostile_text_as_escapes(caplog):
-    log(logging.ERROR, "an_event", "for %s, %s times", f"scope {HOSTILE}", 3, reason=HOSTILE)
+    log(
+        logging.ERROR,
+        "an_event",
+        "for %s, %s times",
+        f"scope {HOSTILE}",
+        3,
+        reason=HOSTILE,
+    )
     (record,) = caplog.records
     assert is_harmless(record.getMessage())
     assert is_harmless(record.reason)

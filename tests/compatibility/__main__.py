@@ -21,7 +21,15 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/evidence/compatibility.md"
 BEGIN, END = "<!-- python -m tests.compatibility -->\n", "<!-- end -->\n"
 COLUMNS = ("replay", "other body", "released", "concurrent", "package")
-HEAD = ("Setup", "Versions", "Retry replayed", "Other body 422", "Bookkeeping kept", "Duplicates run once", "Unbroken")
+HEAD = (
+    "Setup",
+    "Versions",
+    "Retry replayed",
+    "Other body 422",
+    "Bookkeeping kept",
+    "Duplicates run once",
+    "Unbroken",
+)
 SAID = {None: "yes", "-": "keeps none"}
 ALWAYS = ["psycopg[binary]", "django-environ"]
 VERSIONS = """
@@ -36,7 +44,10 @@ def main() -> int:
     rows, failed = [], False
     for name in given.names or SETUPS:
         found = run(name, SETUPS[name], given)
-        rows += [row(title, steps, found["versions"]) for title, steps in found["projects"].items()]
+        rows += [
+            row(title, steps, found["versions"])
+            for title, steps in found["projects"].items()
+        ]
         failed |= complain(name, found["projects"])
     print(table(rows))
     if given.write and not failed:
@@ -45,18 +56,42 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.compatibility", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*SETUPS, []], metavar="NAME", help=", ".join(SETUPS))
-    parser.add_argument("--cache", type=Path, default=ROOT / ".venv" / "compatibility", help="for the environments")
-    parser.add_argument("--python", default=sys.executable, help="the Python to make them of")
-    parser.add_argument("--database", default="postgres://postgres@127.0.0.1:5432/compatibility")
-    parser.add_argument("--write", action="store_true", help="put the rows into docs/evidence/compatibility.md")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.compatibility", description=__doc__
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        choices=[*SETUPS, []],
+        metavar="NAME",
+        help=", ".join(SETUPS),
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=ROOT / ".venv" / "compatibility",
+        help="for the environments",
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the Python to make them of"
+    )
+    parser.add_argument(
+        "--database", default="postgres://postgres@127.0.0.1:5432/compatibility"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put the rows into docs/evidence/compatibility.md",
+    )
     return parser.parse_args()
 
 
 def run(name: str, setup: Setup, given: argparse.Namespace) -> dict[str, Any]:
     if setup.checkout and not os.environ.get(setup.checkout):
-        return {"versions": {}, "projects": {f"{name} (not run: {setup.checkout} names no directory)": {}}}
+        return {
+            "versions": {},
+            "projects": {f"{name} (not run: {setup.checkout} names no directory)": {}},
+        }
     python = environment(name, setup, given)
     output = subprocess.run(
         [python, "-m", "tests.compatibility.scenario", setup.settings],
@@ -66,8 +101,13 @@ def run(name: str, setup: Setup, given: argparse.Namespace) -> dict[str, Any]:
         check=True,
     ).stdout
     stated = ["django", *setup.requires]
-    versions = subprocess.run([python, "-c", VERSIONS, *stated], stdout=subprocess.PIPE, check=True).stdout
-    return {"versions": json.loads(versions), "projects": json.loads(output.splitlines()[-1])}
+    versions = subprocess.run(
+        [python, "-c", VERSIONS, *stated], stdout=subprocess.PIPE, check=True
+    ).stdout
+    return {
+        "versions": json.loads(versions),
+        "projects": json.loads(output.splitlines()[-1]),
+    }
 
 
 def environment(name: str, setup: Setup, given: argparse.Namespace) -> Path:
@@ -76,20 +116,52 @@ def environment(name: str, setup: Setup, given: argparse.Namespace) -> Path:
     python: Path = directory / "bin" / "python"
     if not python.exists():
         subprocess.run([given.python, "-m", "venv", directory], check=True)
-    listed = ["-r", f"{os.environ[setup.checkout]}/requirements.txt"] if setup.checkout else []
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
-    subprocess.run([*install, *setup.requires, *listed, *ALWAYS, "-e", str(ROOT)], check=True)
+    listed = (
+        ["-r", f"{os.environ[setup.checkout]}/requirements.txt"]
+        if setup.checkout
+        else []
+    )
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--upgrade",
+    ]
+    subprocess.run(
+        [*install, *setup.requires, *listed, *ALWAYS, "-e", str(ROOT)], check=True
+    )
     return python
 
 
-def row(title: str, steps: dict[str, str | None], versions: dict[str, str]) -> tuple[str, ...]:
-    own = [f"{name} {number}" for name, number in versions.items() if name in title and name != "django"]
+def row(
+    title: str, steps: dict[str, str | None], versions: dict[str, str]
+) -> tuple[str, ...]:
+    own = [
+        f"{name} {number}"
+        for name, number in versions.items()
+        if name in title and name != "django"
+    ]
     stated = ", ".join([*own, f"Django {versions['django']}"]) if versions else ""
-    return (title, stated, *(SAID.get(steps[column], "**no**") if steps else "not run" for column in COLUMNS))
+    return (
+        title,
+        stated,
+        *(
+            SAID.get(steps[column], "**no**") if steps else "not run"
+            for column in COLUMNS
+        ),
+    )
 
 
 def complain(name: str, projects: dict[str, dict[str, str | None]]) -> bool:
-    failures = [(title, text) for title, steps in projects.items() for text in steps.values() if text not in SAID]
+    failures = [
+        (title, text)
+        for title, steps in projects.items()
+        for text in steps.values()
+        if text not in SAID
+    ]
     for title, text in failures:
         print(f"{name}: {title}\n{text}", file=sys.stderr)
     return bool(failures)
@@ -104,7 +176,12 @@ def write(rows: list[tuple[str, ...]]) -> None:
     """Replace the rows that were run, and add new ones; the others stay as they are."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     written, _, after = rest.partition(END)
-    by_title = {line[0]: line for line in (tuple(text[2:-2].split(" | ")) for text in written.splitlines()[2:])}
+    by_title = {
+        line[0]: line
+        for line in (
+            tuple(text[2:-2].split(" | ")) for text in written.splitlines()[2:]
+        )
+    }
     by_title |= {line[0]: line for line in rows if "not run" not in line}
     PAGE.write_text(before + BEGIN + table([*by_title.values()]) + END + after)
 

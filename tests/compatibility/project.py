@@ -51,7 +51,11 @@ def application() -> Any:
 
 def ask(method: str, path: str, body: Any = None, **headers: str) -> Answer:
     """Send a request to the WSGI application, as a server does: a form if ``body`` is text, else JSON."""
-    kind = "application/x-www-form-urlencoded" if isinstance(body, str) else "application/json"
+    kind = (
+        "application/x-www-form-urlencoded"
+        if isinstance(body, str)
+        else "application/json"
+    )
     data = body if isinstance(body, str) else "" if body is None else json.dumps(body)
     request = RequestFactory().generic(method, path, data, kind, headers=headers)
     started: list[Any] = []
@@ -78,7 +82,14 @@ class Project:
     def body(self, reference: str, *, refuse: bool) -> Any:
         return {"reference": reference, "refuse": refuse}
 
-    def send(self, reference: str, key: str | None = None, *, refuse: bool = False, **headers: str) -> Answer:
+    def send(
+        self,
+        reference: str,
+        key: str | None = None,
+        *,
+        refuse: bool = False,
+        **headers: str,
+    ) -> Answer:
         """POST a payment to the view; ``refuse``: one that it answers by a status that releases the key."""
         sent = self.headers() | ({"Idempotency-Key": key} if key else {}) | headers
         return ask("POST", self.path, self.body(reference, refuse=refuse), **sent)
@@ -102,4 +113,10 @@ class GraphQL(Project):
         self.path, self.fields = path, fields
 
     def body(self, reference: str, *, refuse: bool) -> Any:
-        return {} if refuse else {"query": f'mutation {{ pay(reference: "{reference}") {self.fields} }}'}
+        return (
+            {}
+            if refuse
+            else {
+                "query": f'mutation {{ pay(reference: "{reference}") {self.fields} }}'
+            }
+        )

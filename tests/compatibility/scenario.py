@@ -36,8 +36,15 @@ def fresh() -> str:
 def a_retry_is_replayed(project: Project) -> None:
     reference, key = fresh(), fresh()
     first, again = (project.send(reference, key) for _ in range(2))
-    assert (first.status_code, is_replay(first)) == (project.paid, False), (first.status_code, first.content[:500])
-    assert (again.status_code, again.content, is_replay(again)) == (project.paid, first.content, True)
+    assert (first.status_code, is_replay(first)) == (project.paid, False), (
+        first.status_code,
+        first.content[:500],
+    )
+    assert (again.status_code, again.content, is_replay(again)) == (
+        project.paid,
+        first.content,
+        True,
+    )
     assert project.effects(reference) == 1
 
 
@@ -45,7 +52,10 @@ def another_body_is_refused(project: Project) -> None:
     reference, other, key = fresh(), fresh(), fresh()
     assert project.send(reference, key).status_code == project.paid
     refused = project.send(other, key)
-    assert (refused.status_code, json.loads(refused.content)["code"]) == (422, "idempotency_key_reused")
+    assert (refused.status_code, json.loads(refused.content)["code"]) == (
+        422,
+        "idempotency_key_reused",
+    )
     assert (project.effects(reference), project.effects(other)) == (1, 0)
 
 
@@ -55,12 +65,17 @@ def a_released_key_keeps_the_bookkeeping(project: Project) -> None:
     plain = project.send(reference, refuse=True)
     kept = project.take_bookings()
     keyed = project.send(reference, key, refuse=True)
-    assert 400 <= plain.status_code == keyed.status_code < 500, (plain.status_code, plain.content[:500])
+    assert 400 <= plain.status_code == keyed.status_code < 500, (
+        plain.status_code,
+        plain.content[:500],
+    )
     assert "Idempotent-Replayed" not in keyed.headers
     assert project.take_bookings() == kept
     assert (kept > 0) == project.books
     after = project.send(reference, key)
-    assert (after.status_code, is_replay(after)) == (project.paid, False), "the key is free"
+    assert (after.status_code, is_replay(after)) == (project.paid, False), (
+        "the key is free"
+    )
 
 
 def of_concurrent_duplicates_one_runs(project: Project) -> None:
@@ -138,8 +153,12 @@ def run(settings: str) -> dict[str, dict[str, str | None]]:
         found = {}
         for title, project in projects.items():
             project.begin()
-            found[title] = {label: failure(step, project) for label, step in STEPS.items()}
-            found[title] |= {} if project.books else {"released": found[title]["released"] or "-"}
+            found[title] = {
+                label: failure(step, project) for label, step in STEPS.items()
+            }
+            found[title] |= (
+                {} if project.books else {"released": found[title]["released"] or "-"}
+            )
         return found
     finally:
         django.db.connections.close_all()

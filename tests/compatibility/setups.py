@@ -21,16 +21,36 @@ SETUPS = {
     "installed": Setup(
         "installed.settings",
         (
-            *("django-otp", "django-axes", "django-ninja", "drf-spectacular", "django-cors-headers"),
+            *(
+                "django-otp",
+                "django-axes",
+                "django-ninja",
+                "drf-spectacular",
+                "django-cors-headers",
+            ),
             "django-prometheus",
         ),
     ),
-    "views": Setup("views.settings", ("graphene-django", "django-reversion", "django-ratelimit")),
+    "views": Setup(
+        "views.settings", ("graphene-django", "django-reversion", "django-ratelimit")
+    ),
     "companions": Setup(
         "companions.settings",
         (
-            *("django-simple-history", "django-auditlog", "django-easy-audit", "django-pghistory", "django-guardian"),
-            *("django-structlog", "django-waffle", "django-csp", "django-import-export", "django-rest-knox"),
+            *(
+                "django-simple-history",
+                "django-auditlog",
+                "django-easy-audit",
+                "django-pghistory",
+                "django-guardian",
+            ),
+            *(
+                "django-structlog",
+                "django-waffle",
+                "django-csp",
+                "django-import-export",
+                "django-rest-knox",
+            ),
             *("django-oauth-toolkit", "djangorestframework-api-key"),
         ),
     ),

@@ -50,7 +50,15 @@ def test_the_page_lists_each_project():
 
 def test_the_page_names_tests_that_exist():
     deployments = (ROOT / "tests/deployment/test_deployments.py").read_text()
-    section = PAGE.read_text().partition("## Servers and connections")[2].partition("## psycopg2")[0]
-    named = {name for name in re.findall(r"(test_\w+|(?<=\[)\w+(?=-…))", section) if not name.startswith("test_dep")}
+    section = (
+        PAGE.read_text()
+        .partition("## Servers and connections")[2]
+        .partition("## psycopg2")[0]
+    )
+    named = {
+        name
+        for name in re.findall(r"(test_\w+|(?<=\[)\w+(?=-…))", section)
+        if not name.startswith("test_dep")
+    }
     assert len(named) > 10
     assert [name for name in named if name not in deployments] == []

@@ -12,7 +12,11 @@ __all__ = ["start_consumer"]
 @pytest.fixture(scope="session")
 def sqs_account():
     """Options of ``boto3.client``, without an endpoint."""
-    return {"region_name": "eu-west-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    return {
+        "region_name": "eu-west-1",
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,16 @@ def jetstream() -> Runner[Any]:
     from django_idempotency.contrib.nats import JetStream
 
     name = os.environ["TEST_STREAM"]
-    options: dict[str, Any] = {"stream": name, "dead_letters": f"{name}.dead", "ack_wait": 2}
+    options: dict[str, Any] = {
+        "stream": name,
+        "dead_letters": f"{name}.dead",
+        "ack_wait": 2,
+    }
     consumer = Consumer("tests", slowly)
     return JetStream(
-        consumer, os.environ["NATS_URL"], f"{name}.in", identify=lambda received: received.headers["X-Id"], **options
+        consumer,
+        os.environ["NATS_URL"],
+        f"{name}.in",
+        identify=lambda received: received.headers["X-Id"],
+        **options,
     )

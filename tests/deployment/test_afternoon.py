@@ -65,12 +65,16 @@ client = Client()
 client.force_login(User.objects.create_superuser("admin"))
 print(client.session.session_key)
 """
-DASHBOARD = "http://127.0.0.1:8000/admin/django_idempotency/idempotencyrecord/dashboard/"
+DASHBOARD = (
+    "http://127.0.0.1:8000/admin/django_idempotency/idempotencyrecord/dashboard/"
+)
 
 
 def test_an_afternoon(tmp_path, db):
     with reader_with_postgresql(tmp_path) as someone:
-        *blocks, start = FENCE.findall(text("quickstart_drf.md").partition("\n## Charge once")[0])
+        *blocks, start = FENCE.findall(
+            text("quickstart_drf.md").partition("\n## Charge once")[0]
+        )
         for language, block in blocks:
             {"python": someone.write, "console": someone.type}[language](block)
         for block in (SETTINGS, URLS, SUITE):
@@ -91,7 +95,9 @@ def charged_over_a_bad_network(someone):
         create = importlib.import_module(f"{package}.api.charges.charges_create")
         made = create.sync_detailed(client=client, body=charge, idempotency_key=KEY)
     assert (made.status_code, made.headers["Idempotent-Replayed"]) == (201, "true")
-    return httpx.get(f"http://127.0.0.1:{someone.port}/charges/", headers=ALICE, trust_env=False).json()
+    return httpx.get(
+        f"http://127.0.0.1:{someone.port}/charges/", headers=ALICE, trust_env=False
+    ).json()
 
 
 @contextmanager
@@ -99,10 +105,17 @@ def client_over_a_bad_network(someone, headers):
     """A client generated from the project's document that loses two responses, and the name of its package."""
     document = json.loads((someone.directory / "openapi.json").read_text())
     server = f"http://127.0.0.1:{someone.port}"
-    with generated_client(document, someone.directory) as package, running_relay(server) as relay:
+    with (
+        generated_client(document, someone.directory) as package,
+        running_relay(server) as relay,
+    ):
         relay.plan = ["lose", "cut"]
-        transport = IdempotentTransport(httpx.HTTPTransport(trust_env=False), Retries(first_wait=0.001))
-        with package.Client(base_url=relay.url, headers=headers, httpx_args={"transport": transport}) as client:
+        transport = IdempotentTransport(
+            httpx.HTTPTransport(trust_env=False), Retries(first_wait=0.001)
+        )
+        with package.Client(
+            base_url=relay.url, headers=headers, httpx_args={"transport": transport}
+        ) as client:
             yield package.__name__, client
         assert relay.keys == [KEY] * 3
 

@@ -17,8 +17,8 @@ from django_idempotency.http.placement import idempotent
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Lease, Policy
 from tests.deployment.wrong import WRONG, Page, Project, aview, view
-from tests.deployment.wrong import databases as _databases  # noqa: F401 (registers)
-from tests.deployment.wrong import settings as _settings  # noqa: F401 (registers)
+from tests.deployment.wrong import databases as _databases  # noqa: F401
+from tests.deployment.wrong import settings as _settings  # noqa: F401
 from tests.deployment.wrong.databases import HOUR
 from tests.deployment.wrong.views import Adding, Policed
 from tests.support.aliases import another_alias
@@ -43,7 +43,10 @@ def test_a_check_fires_and_is_silent(project, id, sentence, steps):
     next(case)
     message = next((each for each in found(id) if sentence in each.msg), None)
     assert message, found(id)
-    assert (message.id, message.level) == (f"{CORE}.{id}", {"E": checks.ERROR, "W": checks.WARNING}[id[0]])
+    assert (message.id, message.level) == (
+        f"{CORE}.{id}",
+        {"E": checks.ERROR, "W": checks.WARNING}[id[0]],
+    )
     assert message.hint.endswith(f" See {DOCS}/checks/#{id.lower()}")
     next(case, None)
     assert found(id) == []
@@ -61,7 +64,12 @@ def ours(*, deploy=False, **options):
 
 
 def test_a_project_in_order_has_no_messages(project):
-    project.views(idempotent(view), idempotent(mode="lease")(aview), idempotent(Adding).as_view(), view)
+    project.views(
+        idempotent(view),
+        idempotent(mode="lease")(aview),
+        idempotent(Adding).as_view(),
+        view,
+    )
     assert ours(deploy=True, databases=["default"]) == []
 
 
@@ -73,7 +81,9 @@ def test_checks_that_query_run_only_with_databases(project, django_assert_num_qu
 def test_a_misspelt_setting_is_one_error_of_the_package(project):
     project(LEESE=5)
     messages = checks.run_checks(include_deployment_checks=True, databases=["default"])
-    assert [message.id for message in messages if message.id.startswith(CORE)] == [f"{CORE}.E001"]
+    assert [message.id for message in messages if message.id.startswith(CORE)] == [
+        f"{CORE}.E001"
+    ]
 
 
 def test_deployment_checks_are_no_part_of_an_ordinary_check(project, capsys):
@@ -93,11 +103,15 @@ def test_checks_run_once_however_often_the_apps_get_ready(project):
 
 def test_e027_is_silent_about_tenants_and_once_migrated(project):
     project(USING="lite")
-    with another_alias("lite", ENGINE="django.db.backends.sqlite3", NAME=":memory:", OPTIONS={}):
+    with another_alias(
+        "lite", ENGINE="django.db.backends.sqlite3", NAME=":memory:", OPTIONS={}
+    ):
         assert ids_found("E027", databases=["default"]) == [], "it holds no records"
         assert ids_found("E027", databases=["lite"]) == ["E027"]
         with project.patch.context() as patch:
-            patch.setattr(connections["lite"], "schema_name", None, raising=False)  # as with django-tenants
+            patch.setattr(
+                connections["lite"], "schema_name", None, raising=False
+            )  # as with django-tenants
             assert ids_found("E027", databases=["lite"]) == []
         call_command("migrate", "django_idempotency", database="lite", verbosity=0)
         assert ids_found("E027", databases=["lite"]) == []
@@ -122,7 +136,9 @@ def test_w035_does_not_report_a_live_owner_in_atomic_mode(other_thread):
 
 
 def test_a_view_is_not_reported_for_what_it_has_from_the_setting(project):
-    project.views(idempotent(view), idempotent(retention=50)(view), idempotent(retention=50)(view))
+    project.views(
+        idempotent(view), idempotent(retention=50)(view), idempotent(retention=50)(view)
+    )
     project(MODE="lease", RETENTION=30)
     assert [message.msg for message in found("E002")] == [
         "The IDEMPOTENCY setting: a lease of 60 s is longer than the retention of 30 s.",
@@ -143,8 +159,14 @@ def both():
 
 
 CLASSES = {
-    "method": (lambda once: method_decorator(once, name="post")(both()).as_view(), "Both.post"),
-    "dispatch": (lambda once: method_decorator(once, name="dispatch")(both()).as_view(), "Both"),
+    "method": (
+        lambda once: method_decorator(once, name="post")(both()).as_view(),
+        "Both.post",
+    ),
+    "dispatch": (
+        lambda once: method_decorator(once, name="dispatch")(both()).as_view(),
+        "Both",
+    ),
     "class": (lambda once: once(both()).as_view(), "Both"),
 }
 
@@ -157,8 +179,14 @@ def test_the_policy_of_a_class_is_checked_wherever_it_is_stated(project, make, n
 
 
 def test_two_methods_of_a_class_may_have_two_policies(project):
-    decorated = method_decorator(idempotent(required=True, fail_open=True), name="put")(both())
-    project.views(method_decorator(idempotent(mode=Lease(seconds=61), retention=60), name="post")(decorated).as_view())
+    decorated = method_decorator(idempotent(required=True, fail_open=True), name="put")(
+        both()
+    )
+    project.views(
+        method_decorator(idempotent(mode=Lease(seconds=61), retention=60), name="post")(
+            decorated
+        ).as_view()
+    )
     assert ["Both.post" in message.msg for message in found("E002")] == [True]
     assert ["Both.put" in message.msg for message in found("W007")] == [True]
 

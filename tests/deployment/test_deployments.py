@@ -13,7 +13,14 @@ import pytest
 from django.db import connection
 
 from tests.support.callers import effects, entry_point, paying, payment
-from tests.support.servers import ROOT, Server, children, running_server, running_uvicorn, unless_in_flight
+from tests.support.servers import (
+    ROOT,
+    Server,
+    children,
+    running_server,
+    running_uvicorn,
+    unless_in_flight,
+)
 from tests.support.threads import OtherThread, in_threads
 from tests.support.views_of_laws import in_each_mode
 from tests.support.waiting import eventually
@@ -25,13 +32,28 @@ MANY = 10
 
 only_postgresql = pytest.mark.postgresql
 DEPLOYMENTS = [
-    pytest.param({"ATOMIC_REQUESTS": "1", "CONN_MAX_AGE": "60"}, id="ATOMIC_REQUESTS-CONN_MAX_AGE"),
+    pytest.param(
+        {"ATOMIC_REQUESTS": "1", "CONN_MAX_AGE": "60"},
+        id="ATOMIC_REQUESTS-CONN_MAX_AGE",
+    ),
     pytest.param({"WORKER_CLASS": "sync"}, id="sync_workers", marks=only_postgresql),
     pytest.param({"WORKER_CLASS": "gevent"}, id="gevent", marks=only_postgresql),
-    pytest.param({"DJANGO_SETTINGS_MODULE": "tests.support.settings.pooled"}, id="psycopg_pool", marks=only_postgresql),
-    pytest.param({"query": "isolation_level=3"}, id="REPEATABLE_READ", marks=only_postgresql),
-    pytest.param({"query": "isolation_level=4"}, id="SERIALIZABLE", marks=only_postgresql),
-    pytest.param({"pgbouncer": "1", "CONN_MAX_AGE": "60"}, id="PgBouncer", marks=pytest.mark.pgbouncer),
+    pytest.param(
+        {"DJANGO_SETTINGS_MODULE": "tests.support.settings.pooled"},
+        id="psycopg_pool",
+        marks=only_postgresql,
+    ),
+    pytest.param(
+        {"query": "isolation_level=3"}, id="REPEATABLE_READ", marks=only_postgresql
+    ),
+    pytest.param(
+        {"query": "isolation_level=4"}, id="SERIALIZABLE", marks=only_postgresql
+    ),
+    pytest.param(
+        {"pgbouncer": "1", "CONN_MAX_AGE": "60"},
+        id="PgBouncer",
+        marks=pytest.mark.pgbouncer,
+    ),
 ]
 
 
@@ -39,7 +61,9 @@ UVICORN = pytest.param({"uvicorn": "1"}, id="uvicorn")
 
 
 def under(*deployments: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("deployed", deployments, indirect=True, scope="module")
+    return pytest.mark.parametrize(
+        "deployed", deployments, indirect=True, scope="module"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +103,9 @@ def test_a_retry_gets_the_first_response(deployed, name, path):
 @pytest.mark.server
 @under(*DEPLOYMENTS, UVICORN)
 def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
-    answers = in_threads(MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name))
+    answers = in_threads(
+        MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name)
+    )
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
     assert deployed.ledger(name) == 1
@@ -89,10 +115,18 @@ def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
 @under(*DEPLOYMENTS)
 def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
     with pytest.raises(httpx.TransportError):
-        deployed.post("/api/charges/", payment(name), key=name, simulate={"kill": "after"})
-    answers = in_threads(MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name))
+        deployed.post(
+            "/api/charges/", payment(name), key=name, simulate={"kill": "after"}
+        )
+    answers = in_threads(
+        MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name)
+    )
     assert {answer.status_code for answer in answers} <= {201, 409}
-    eventually(lambda: unless_in_flight(deployed.post("/api/charges/", payment(name), key=name)))
+    eventually(
+        lambda: unless_in_flight(
+            deployed.post("/api/charges/", payment(name), key=name)
+        )
+    )
     assert deployed.ledger(name) == 1
 
 
@@ -100,7 +134,9 @@ def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
 @under(*DEPLOYMENTS)
 def test_different_keys_all_take_effect(deployed, name):
     def pay(index: int) -> int:
-        return deployed.post("/api/charges/", payment(name), key=f"{name}-{index}").status_code
+        return deployed.post(
+            "/api/charges/", payment(name), key=f"{name}-{index}"
+        ).status_code
 
     assert in_threads(MANY, pay) == [201] * MANY
     assert deployed.ledger(name) == MANY
@@ -110,21 +146,37 @@ def test_different_keys_all_take_effect(deployed, name):
 @pytest.mark.row_locks  # in lease mode the view's own transactions have the whole of SQLite to contend for
 @under(UVICORN)
 def test_an_async_view_takes_effect_once(deployed, name):
-    answers = in_threads(MANY, lambda _index: deployed.post("/async/orders/", payment(name), key=name))
+    answers = in_threads(
+        MANY, lambda _index: deployed.post("/async/orders/", payment(name), key=name)
+    )
     assert {answer.status_code for answer in answers} <= {201, 409}
     again = deployed.post("/async/orders/", payment(name), key=name)
-    assert {answer.content for answer in answers if answer.status_code == 201} == {again.content}
+    assert {answer.content for answer in answers if answer.status_code == 201} == {
+        again.content
+    }
     assert again.headers["Idempotent-Replayed"] == "true"
     assert deployed.ledger(name) == 1
-    assert deployed.post("/async/orders/", payment("other"), key=name).status_code == 422
+    assert (
+        deployed.post("/async/orders/", payment("other"), key=name).status_code == 422
+    )
 
 
 @pytest.mark.server
 @under(UVICORN)
 def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
     with pytest.raises(httpx.TimeoutException):
-        deployed.post("/async/orders/", payment(name), key=name, simulate={"delay_ms": 1000}, timeout=0.3)
-    retry = eventually(lambda: unless_in_flight(deployed.post("/async/orders/", payment(name), key=name)))
+        deployed.post(
+            "/async/orders/",
+            payment(name),
+            key=name,
+            simulate={"delay_ms": 1000},
+            timeout=0.3,
+        )
+    retry = eventually(
+        lambda: unless_in_flight(
+            deployed.post("/async/orders/", payment(name), key=name)
+        )
+    )
     assert retry.status_code == 201
     assert deployed.ledger(name) == 1
 
@@ -133,10 +185,24 @@ def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
 def test_serve_runs_as_many_workers_as_the_environment_says(server_database):
     given = {"DATABASE_URL": server_database, "DEBUG": "1", "PORT": "0", "WORKERS": "3"}
     with subprocess.Popen(
-        [sys.executable, "-m", "testproject", "serve"], cwd=ROOT, env=os.environ | given, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "testproject", "serve"],
+        cwd=ROOT,
+        env=os.environ | given,
+        stdout=subprocess.DEVNULL,
     ) as serve:
         try:
-            eventually(lambda: len([worker for server in children(serve.pid) for worker in children(server)]) == 3)
+            eventually(
+                lambda: (
+                    len(
+                        [
+                            worker
+                            for server in children(serve.pid)
+                            for worker in children(server)
+                        ]
+                    )
+                    == 3
+                )
+            )
         finally:
             serve.terminate()
 
@@ -162,7 +228,9 @@ KILL = {
 
 def hang_up(other_thread: OtherThread) -> None:
     """The server ends this thread's connection; the client has not heard of it."""
-    identity = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}[connection.vendor]
+    identity = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}[
+        connection.vendor
+    ]
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {identity}")
         (number,) = cursor.fetchone()

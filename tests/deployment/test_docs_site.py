@@ -16,13 +16,28 @@ from tests.support.requirements import ROOT
 pytestmark = pytest.mark.docs_site
 
 DOCS = ROOT / "docs"
-LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+LOADS = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "link": "href",
+}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     directory = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "properdocs", "build", "--strict", "--quiet", "--site-dir", directory]
+    build = [
+        sys.executable,
+        "-m",
+        "properdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        directory,
+    ]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory
@@ -45,23 +60,40 @@ class Loads(HTMLParser):
 def test_pages_load_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
-    loaded = {(page.name, address) for page in pages for address in Loads(page.read_text()).addresses}
+    loaded = {
+        (page.name, address)
+        for page in pages
+        for address in Loads(page.read_text()).addresses
+    }
     assert len(loaded) > 10
     assert {load for load in loaded if re.match(r"(https?:)?//", load[1])} == set()
 
 
 def test_style_sheets_and_drawings_load_nothing_from_elsewhere(site):
     styles = {path: path.read_text() for path in site.rglob("*.css")}
-    assert {path for path, css in styles.items() if re.search(r"url\(\s*[\"']?(https?:)?//|@import", css)} == set()
-    drawings = [ElementTree.parse(path).getroot() for path in site.rglob("*.svg") if path.parent.name == "img"]
-    loading = [element.get("href", "") for drawing in drawings for element in drawing.iter()]
+    assert {
+        path
+        for path, css in styles.items()
+        if re.search(r"url\(\s*[\"']?(https?:)?//|@import", css)
+    } == set()
+    drawings = [
+        ElementTree.parse(path).getroot()
+        for path in site.rglob("*.svg")
+        if path.parent.name == "img"
+    ]
+    loading = [
+        element.get("href", "") for drawing in drawings for element in drawing.iter()
+    ]
     assert [address for address in loading if address.startswith(("http", "//"))] == []
 
 
 def test_search_finds_every_page(site):
     index = json.loads((site / "search" / "search_index.json").read_text())
     found = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    pages = {str(page.relative_to(DOCS)).removesuffix(".md").removesuffix("index") for page in DOCS.rglob("*.md")}
+    pages = {
+        str(page.relative_to(DOCS)).removesuffix(".md").removesuffix("index")
+        for page in DOCS.rglob("*.md")
+    }
     assert found == {f"{page.rstrip('/')}/" if page else "" for page in pages}
 
 

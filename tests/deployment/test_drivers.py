@@ -13,7 +13,10 @@ import pytest
 
 from tests.support.databases import create_database, drop_database
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]  # its settings come from django-environ
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+]  # its settings come from django-environ
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """
@@ -60,8 +63,15 @@ def database(django_db_setup, django_db_blocker, tmp_path):
 
 
 LAWS = [
-    *("tests/laws/test_l01_one_execution.py", "tests/laws/test_l03_no_phantom_success.py"),
-    *("tests/laws/test_l04_no_lost_success.py", "tests/maintenance/test_reaper.py", "tests/engine/test_background.py"),
+    *(
+        "tests/laws/test_l01_one_execution.py",
+        "tests/laws/test_l03_no_phantom_success.py",
+    ),
+    *(
+        "tests/laws/test_l04_no_lost_success.py",
+        "tests/maintenance/test_reaper.py",
+        "tests/engine/test_background.py",
+    ),
 ]
 
 
@@ -69,11 +79,24 @@ LAWS = [
 @pytest.mark.postgresql
 def test_laws_hold_on_psycopg2(database, tmp_path):
     """In processes that can't import psycopg 3, those that the tests start included."""
-    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["psycopg"] = None')
+    (tmp_path / "sitecustomize.py").write_text(
+        'import sys; sys.modules["psycopg"] = None'
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not server", *LAWS],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not server",
+            *LAWS,
+        ],
         **{"capture_output": True, "text": True, "cwd": ROOT, "timeout": 300},
-        env=os.environ | {"DATABASE_URL": database, "PYTHONPATH": f"{tmp_path}:{ROOT}", "CI": ""},
+        env=os.environ
+        | {"DATABASE_URL": database, "PYTHONPATH": f"{tmp_path}:{ROOT}", "CI": ""},
     )
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
@@ -83,4 +106,8 @@ def test_a_project_on_sqlite_needs_no_driver_of_postgresql(tmp_path):
     run = [sys.executable, "-c", PROJECT, f"sqlite:///{tmp_path / 'db.sqlite3'}"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [[201, True, None], [201, True, "true"], 422]
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        [201, True, None],
+        [201, True, "true"],
+        422,
+    ]

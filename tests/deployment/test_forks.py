@@ -18,7 +18,11 @@ from tests.support.databases import environment
 from tests.support.forking import FORKS
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.row_locks, pytest.mark.usefixtures("payer")]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.row_locks,
+    pytest.mark.usefixtures("payer"),
+]
 
 
 @contextmanager
@@ -26,7 +30,9 @@ def forked(how: str) -> Iterator[dict[str, int]]:
     """The processes that have the leases ``parent`` and ``child``, by the names of their keys."""
     command = [sys.executable, "-m", "tests.support.forking", how]
     processes: dict[str, int] = {}
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         try:
             for _line in range(2):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import update_wrapper, wraps
 
 import pytest
-from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
+from django.contrib.auth.decorators import (
+    login_required,
+    permission_required,
+    user_passes_test,
+)
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import transaction
 from django.http import HttpResponse
@@ -62,7 +66,9 @@ def found(settings):
 
 
 def on(name, *decorators, view=Page):
-    return method_decorator(decorators, name=name)(type("Decorated", (view,), dict(vars(view))))
+    return method_decorator(decorators, name=name)(
+        type("Decorated", (view,), dict(vars(view)))
+    )
 
 
 permitted = permission_required("shop.add_payment", raise_exception=True)
@@ -77,9 +83,15 @@ WRONG = {
     "a method of a class": lambda: idempotent(on("post", permitted)).as_view(),
     "one method": lambda: on("post", idempotent, permitted).as_view(),
     "dispatch": lambda: on("dispatch", once, login_required).as_view(),
-    "dispatch, around a mixin": lambda: on("dispatch", idempotent, view=type("P", (Guarded,), {})).as_view(),
-    "dispatch, around another": lambda: on("dispatch", idempotent, view=on("dispatch", permitted)).as_view(),
-    "dispatch, around a method": lambda: on("dispatch", idempotent, view=on("post", permitted)).as_view(),
+    "dispatch, around a mixin": lambda: on(
+        "dispatch", idempotent, view=type("P", (Guarded,), {})
+    ).as_view(),
+    "dispatch, around another": lambda: on(
+        "dispatch", idempotent, view=on("dispatch", permitted)
+    ).as_view(),
+    "dispatch, around a method": lambda: on(
+        "dispatch", idempotent, view=on("post", permitted)
+    ).as_view(),
 }
 RIGHT = {
     "login_required": lambda: login_required(idempotent(view)),
@@ -89,10 +101,14 @@ RIGHT = {
     "dispatch": lambda: on("dispatch", login_required, once).as_view(),
     "dispatch of a class": lambda: idempotent(on("dispatch", permitted)).as_view(),
     "one method": lambda: on("post", permitted, idempotent).as_view(),
-    "another method": lambda: on("put", permitted, view=on("post", idempotent, view=Both)).as_view(),
+    "another method": lambda: on(
+        "put", permitted, view=on("post", idempotent, view=Both)
+    ).as_view(),
     "no entry point": lambda: permitted(view),
     "no entry point, a class": lambda: on("post", permitted).as_view(),
-    "may_replay": lambda: idempotent(may_replay=lambda request, record: True)(permitted(view)),
+    "may_replay": lambda: idempotent(may_replay=lambda request, record: True)(
+        permitted(view)
+    ),
 }
 
 
@@ -155,14 +171,22 @@ has_right = user_passes_test(lambda user: allows(user))
 @pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize(
     ("make", "expected"),
-    [(lambda inner: idempotent(has_right(inner)), True), (lambda inner: has_right(idempotent(inner)), False)],
+    [
+        (lambda inner: idempotent(has_right(inner)), True),
+        (lambda inner: has_right(idempotent(inner)), False),
+    ],
     ids=["inside", "around"],
 )
-def test_a_guard_that_w021_reports_is_passed_by_on_a_replay(call, found, monkeypatch, make, expected):
+def test_a_guard_that_w021_reports_is_passed_by_on_a_replay(
+    call, found, monkeypatch, make, expected
+):
     """A user who lost a right gets the response where the guard is inside."""
     guarded = make(Runs().view)
     assert bool(found(guarded)) is expected
-    call.settings.MIDDLEWARE = [*MIDDLEWARE, "django.contrib.auth.middleware.AuthenticationMiddleware"]
+    call.settings.MIDDLEWARE = [
+        *MIDDLEWARE,
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+    ]
     assert call(guarded).content == b"run 1"
     monkeypatch.setitem(RIGHTS, "alice", False)
     assert is_replay(call(guarded)) is expected

@@ -21,18 +21,28 @@ LONGEST = 0.06  # seconds until a client hangs up, at most
 PATH = "/runs/async/"
 
 
-@pytest.mark.parametrize("store", ["database", pytest.param("redis", marks=pytest.mark.redis)])
-def test_every_key_ends_right_whenever_its_client_hangs_up(server_database, tmp_path, redis_url, store):
+@pytest.mark.parametrize(
+    "store", ["database", pytest.param("redis", marks=pytest.mark.redis)]
+)
+def test_every_key_ends_right_whenever_its_client_hangs_up(
+    server_database, tmp_path, redis_url, store
+):
     requests = REQUESTS[store]
     runs = tmp_path / "runs.jsonl"
     # So long a lease that a claim with nobody behind it would not be overlooked.
-    environment = {"DJANGO_SETTINGS_MODULE": "tests.faults.settings", "RUNS_LOG": str(runs), "LEASE": "120"}
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
+        "RUNS_LOG": str(runs),
+        "LEASE": "120",
+    }
     environment |= {"STORE": store, "REDIS_URL": redis_url}
     with running_uvicorn(server_database, tmp_path, **environment) as server:
         server.ledger("-")  # it serves
         answers = dict(
             pair
-            for pairs in in_threads(CLIENTS, lambda client: _use(server, client, requests // CLIENTS))
+            for pairs in in_threads(
+                CLIENTS, lambda client: _use(server, client, requests // CLIENTS)
+            )
             for pair in pairs
         )
     histories = defaultdict(list)
@@ -43,7 +53,11 @@ def test_every_key_ends_right_whenever_its_client_hangs_up(server_database, tmp_
         *cancelled, begin, end = histories[key]
         assert (begin["at"], end["at"], end["run"]) == ("begin", "end", answer)
         for begun, ended in zip(cancelled[::2], cancelled[1::2], strict=True):
-            assert (begun["at"], ended["at"], ended["run"]) == ("begin", "cancelled", begun["run"]), histories[key]
+            assert (begun["at"], ended["at"], ended["run"]) == (
+                "begin",
+                "cancelled",
+                begun["run"],
+            ), histories[key]
     ends = Counter(line["at"] for history in histories.values() for line in history)
     assert ends["cancelled"] > 0
     assert ends["end"] == requests
@@ -54,7 +68,9 @@ def _use(server: Server, client: int, requests: int) -> list[tuple[str, str]]:
     decide = random.Random(client)
     return [
         # A busy machine hardly begins a run in LONGEST; the first of each client take long enough to be cut off.
-        _hang_up_and_ask(server, str(uuid4()), *((1.0, 0.9) if number < 2 else _at_random(decide)))
+        _hang_up_and_ask(
+            server, str(uuid4()), *((1.0, 0.9) if number < 2 else _at_random(decide))
+        )
         for number in range(requests)
     ]
 
@@ -63,9 +79,13 @@ def _at_random(decide: random.Random) -> tuple[float, float]:
     return decide.uniform(0, LONGEST / 3), decide.uniform(0, LONGEST)
 
 
-def _hang_up_and_ask(server: Server, key: str, seconds: float, after: float) -> tuple[str, str]:
+def _hang_up_and_ask(
+    server: Server, key: str, seconds: float, after: float
+) -> tuple[str, str]:
     body = {"seconds": seconds}
-    with server.sent(PATH, json.dumps(body).encode(), f'Idempotency-Key: "{key}"'.encode()):
+    with server.sent(
+        PATH, json.dumps(body).encode(), f'Idempotency-Key: "{key}"'.encode()
+    ):
         time.sleep(after)
 
     def asked() -> str | None:

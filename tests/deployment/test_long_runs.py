@@ -28,7 +28,9 @@ def gunicorn(worker_class, *options):
 SERVERS = [
     pytest.param(gunicorn("gthread"), id="gunicorn, threads"),
     pytest.param(gunicorn("gthread", "--preload"), id="gunicorn, forked after import"),
-    pytest.param(gunicorn("gevent"), id="gunicorn, gevent", marks=pytest.mark.postgresql),
+    pytest.param(
+        gunicorn("gevent"), id="gunicorn, gevent", marks=pytest.mark.postgresql
+    ),
     pytest.param(running_uvicorn, id="uvicorn"),
 ]
 
@@ -36,12 +38,23 @@ SERVERS = [
 @pytest.mark.server
 @pytest.mark.row_locks
 @pytest.mark.parametrize("running", SERVERS)
-def test_a_run_that_takes_several_leases_is_not_overtaken(running, server_database, tmp_path, request):
-    runs, key = tmp_path / "runs.jsonl", request.node.callspec.id.translate({ord(","): None, ord(" "): "-"})
-    environment = {"DJANGO_SETTINGS_MODULE": "tests.faults.settings", "RUNS_LOG": str(runs), "LEASE": str(LEASE)}
+def test_a_run_that_takes_several_leases_is_not_overtaken(
+    running, server_database, tmp_path, request
+):
+    runs, key = (
+        tmp_path / "runs.jsonl",
+        request.node.callspec.id.translate({ord(","): None, ord(" "): "-"}),
+    )
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
+        "RUNS_LOG": str(runs),
+        "LEASE": str(LEASE),
+    }
 
     def send():
-        return server.request("POST", "/runs/", key=key, token=None, json={"seconds": LONG})
+        return server.request(
+            "POST", "/runs/", key=key, token=None, json={"seconds": LONG}
+        )
 
     with running(server_database, tmp_path, **environment) as server:
         server.ledger("-")  # it serves
@@ -49,9 +62,14 @@ def test_a_run_that_takes_several_leases_is_not_overtaken(running, server_databa
             first = pool.submit(send)
             eventually(runs.exists)
             again = eventually(lambda: unless_in_flight(send()))
-            assert (first.result().status_code, again.status_code) == (201, 201), server.log()
+            assert (first.result().status_code, again.status_code) == (201, 201), (
+                server.log()
+            )
     assert first.result().json() == again.json()
-    assert [json.loads(line)["at"] for line in runs.read_text().splitlines()] == ["begin", "end"]
+    assert [json.loads(line)["at"] for line in runs.read_text().splitlines()] == [
+        "begin",
+        "end",
+    ]
 
 
 @pytest.mark.usefixtures("payer")

@@ -24,7 +24,15 @@ from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
-from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Fail,
+    Keep,
+    Operation,
+    Release,
+    Replay,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.aliases import another_alias
 from tests.support.callers import mode_of
@@ -37,7 +45,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 ROLES = ("owner", "app", "reader")
 NAME = f"shop_{uuid4().hex[:8]}"  # roles belong to the server, which other runs of these tests may use now
 BEFORE, GRANTS, GRANTS_OF_OUTBOX, GRANTS_OF_AUDIT, REVOKE = re.findall(
-    r"^```sql\n(.*?)^```$", PAGE.read_text().replace("shop_", f"{NAME}_"), re.MULTILINE | re.DOTALL
+    r"^```sql\n(.*?)^```$",
+    PAGE.read_text().replace("shop_", f"{NAME}_"),
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -49,8 +59,17 @@ def database(django_db_setup, django_db_blocker, tmp_path_factory):
         try:
             with another_alias("super", NAME=NAME):
                 run(BEFORE, "super")
-            environment = os.environ | {"DATABASE_URL": f"{url}?options=-c%20role%3D{NAME}_owner"}
-            migrate = [sys.executable, "-m", "testproject", "migrate", "--verbosity", "0"]
+            environment = os.environ | {
+                "DATABASE_URL": f"{url}?options=-c%20role%3D{NAME}_owner"
+            }
+            migrate = [
+                sys.executable,
+                "-m",
+                "testproject",
+                "migrate",
+                "--verbosity",
+                "0",
+            ]
             subprocess.run(migrate, env=environment, check=True, capture_output=True)
             with as_role("owner") as owner:
                 run(GRANTS, owner)
@@ -65,7 +84,10 @@ def database(django_db_setup, django_db_blocker, tmp_path_factory):
 
 def as_role(role):
     """The alias of the database for one of the roles, of whatever user the tests have."""
-    options = {**connection.settings_dict["OPTIONS"], "options": f"-c role={NAME}_{role}"}
+    options = {
+        **connection.settings_dict["OPTIONS"],
+        "options": f"-c role={NAME}_{role}",
+    }
     return another_alias(role, NAME=NAME, OPTIONS=options)
 
 
@@ -98,7 +120,9 @@ def settle(claim, policy, verdict):
 
 
 def lapse(claim):
-    IdempotencyRecord.objects.using("app").filter(pk=claim.id).update(locked_at=ahead(-99), locked_until=ahead(-99))
+    IdempotencyRecord.objects.using("app").filter(pk=claim.id).update(
+        locked_at=ahead(-99), locked_until=ahead(-99)
+    )
 
 
 def works():
@@ -107,8 +131,12 @@ def works():
         policy = Policy(using="app", mode=mode_of(mode, on_crash="retry"))
         claim = claimed(policy)
         settle(claim, policy, Keep(StoredResponse(201, (), b"done")))
-        assert engine.claim(claim.operation, policy) == Replay(StoredResponse(201, (), b"done"))
-        store_for(policy, claim.operation).count_replays({claim.id: 1})  # not in the background in a test run
+        assert engine.claim(claim.operation, policy) == Replay(
+            StoredResponse(201, (), b"done")
+        )
+        store_for(policy, claim.operation).count_replays(
+            {claim.id: 1}
+        )  # not in the background in a test run
         settle(claimed(policy), policy, Release())
         settle(claimed(policy), policy, Fail("ValueError"))
         dead = claimed(policy)
@@ -116,14 +144,19 @@ def works():
         assert engine.claim(dead.operation, policy).taken_over
     lapse(claimed(Policy(using="app", mode="lease")))
     assert reap(using="app").done["failed"] == 1
-    IdempotencyRecord.objects.using("app").filter(status="completed").update(expires_at=ahead(-9), purge_at=ahead(-9))
+    IdempotencyRecord.objects.using("app").filter(status="completed").update(
+        expires_at=ahead(-9), purge_at=ahead(-9)
+    )
     assert cleanup(using="app", pause=0).rows == 2
     counters.flush("app")
     assert activity(3600, using="app")["requests"]
 
 
 def refused(statement, using):
-    with pytest.raises(ProgrammingError, match=r"permission denied|must be owner"), transaction.atomic(using=using):
+    with (
+        pytest.raises(ProgrammingError, match=r"permission denied|must be owner"),
+        transaction.atomic(using=using),
+    ):
         run(statement, using)
     return True
 
@@ -135,8 +168,13 @@ def test_the_application_can_do_all_that_a_project_does(roles):
     settle(claim, hold, Fail("unknown", on_hold=True))
     assert allow_retry(claim.id, using="app")
     assert erase("s", using="app").rows
-    columns = 'action_time, "user", user_id, model, object_id, object_repr, change_message'
-    run(f"INSERT INTO django_idempotency_audit ({columns}) VALUES (now(), 'anna', '', '', '', '', '')", "app")
+    columns = (
+        'action_time, "user", user_id, model, object_id, object_repr, change_message'
+    )
+    run(
+        f"INSERT INTO django_idempotency_audit ({columns}) VALUES (now(), 'anna', '', '', '', '', '')",
+        "app",
+    )
     run("UPDATE django_idempotency_audit SET change_message = '(erased)'", "app")
     assert refused("UPDATE django_idempotency_audit SET \"user\" = 'bob'", "app")
     assert refused("DELETE FROM django_idempotency_audit", "app")
@@ -144,14 +182,26 @@ def test_the_application_can_do_all_that_a_project_does(roles):
 
 
 def test_the_application_can_not_change_the_tables(roles):
-    for statement in ("DROP TABLE {}", "TRUNCATE {}", "ALTER TABLE {} ADD COLUMN x int", "ALTER TABLE {} OWNER TO {}"):
-        assert refused(statement.format("django_idempotency_record", f"{NAME}_app"), "app")
+    for statement in (
+        "DROP TABLE {}",
+        "TRUNCATE {}",
+        "ALTER TABLE {} ADD COLUMN x int",
+        "ALTER TABLE {} OWNER TO {}",
+    ):
+        assert refused(
+            statement.format("django_idempotency_record", f"{NAME}_app"), "app"
+        )
     assert refused("CREATE TABLE mine (id int)", "app")
 
 
 def test_the_application_publishes_events(roles):
     OutboxEvent.objects.using("app").create(
-        event_id=uuid4(), publisher="default", lane=0, topic="t", payload=b"", content_type="text/plain"
+        event_id=uuid4(),
+        publisher="default",
+        lane=0,
+        topic="t",
+        payload=b"",
+        content_type="text/plain",
     )
     assert OutboxEvent.objects.using("app").update(error="refused") == 1
     assert OutboxEvent.objects.using("app").all().delete()[0] == 1
@@ -161,11 +211,18 @@ def test_the_reader_sees_how_the_records_stand_and_no_secret(roles, capsys):
     lapse(claimed(Policy(using="app", mode="lease")))
     call_command("idempotency_stats", "--json", database="reader")
     assert json.loads(capsys.readouterr().out)["stuck"] == 1
-    run(f"REVOKE SELECT (scope, key, path) ON django_idempotency_record FROM {NAME}_reader", "owner")
+    run(
+        f"REVOKE SELECT (scope, key, path) ON django_idempotency_record FROM {NAME}_reader",
+        "owner",
+    )
     call_command("idempotency_stats", "--check", stuck_for=1e6, database="reader")
     for column in ("response_body", "response_headers", "token", "fingerprint"):
         assert refused(f"SELECT {column} FROM django_idempotency_record", "reader")
-    for statement in ("DELETE FROM {}", "UPDATE {} SET on_hold = true", "SELECT * FROM {} FOR UPDATE"):
+    for statement in (
+        "DELETE FROM {}",
+        "UPDATE {} SET on_hold = true",
+        "SELECT * FROM {} FOR UPDATE",
+    ):
         assert refused(statement.format("django_idempotency_record"), "reader")
     assert refused("DELETE FROM django_idempotency_counter", "reader")
 

@@ -26,10 +26,22 @@ from tests.support.servers import Server
 from tests.support.versions import next_version, run, serving, this_version, unpacked
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.postgresql, pytest.mark.psycopg3, pytest.mark.exhaustive]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.postgresql,
+    pytest.mark.psycopg3,
+    pytest.mark.exhaustive,
+]
 
 PATHS = (
-    *("/api/charges/", "/api/transfers/", "/api/payouts/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/"),
+    *(
+        "/api/charges/",
+        "/api/transfers/",
+        "/api/payouts/",
+        "/orders/",
+        "/legacy/refunds/",
+        "/legacy/api/refunds/",
+    ),
     *("/encrypted/", "/locked/"),
 )
 PREPARE = "from testproject import service; service.prepare()"
@@ -54,7 +66,10 @@ UPDATE django_idempotency_record
 SET locked_at = locked_at - interval '1 h', locked_until = locked_until - interval '1 h' WHERE key = %s
 """
 ADDED = "migrations.AddField('idempotencyrecord', 'remark', models.CharField(max_length=9, null=True))"
-IN_MODELS = ("    attempts = models.", "    remark = models.CharField(max_length=9, null=True)\n    attempts = models.")
+IN_MODELS = (
+    "    attempts = models.",
+    "    remark = models.CharField(max_length=9, null=True)\n    attempts = models.",
+)
 
 
 @pytest.fixture
@@ -81,13 +96,18 @@ def test_the_current_version_takes_over_from_an_older_one(here, tmp_path, databa
 
 def upgrade(old: Path, new: Path, database: str, directory: Path) -> None:
     run(old, database, PREPARE)
-    with serving(old, database, directory) as before, connected(database, autocommit=True) as spy:
+    with (
+        serving(old, database, directory) as before,
+        connected(database, autocommit=True) as spy,
+    ):
         needed = parts(spy)
         left = leave(before, spy)
         with in_flight(before, database, "/api/payouts/") as payout:
             run(new, database, MIGRATE)
             gone = needed - parts(spy)
-            assert not gone, f"the older version needs what the migration took away: {sorted(gone)}"
+            assert not gone, (
+                f"the older version needs what the migration took away: {sorted(gone)}"
+            )
             left.are_replayed_by(before)
             with serving(new, database, directory) as after:
                 refuses_meanwhile(after, payout)
@@ -104,8 +124,17 @@ def upgrade(old: Path, new: Path, database: str, directory: Path) -> None:
 
 def connected(database: str, **options: Any) -> psycopg.Connection[Any]:
     found = Env.db_url_config(database)
-    where = {"host": found["HOST"], "port": found["PORT"], "user": found["USER"], "password": found["PASSWORD"]}
-    return psycopg.connect(dbname=found["NAME"], **{name: value or None for name, value in where.items()}, **options)
+    where = {
+        "host": found["HOST"],
+        "port": found["PORT"],
+        "user": found["USER"],
+        "password": found["PASSWORD"],
+    }
+    return psycopg.connect(
+        dbname=found["NAME"],
+        **{name: value or None for name, value in where.items()},
+        **options,
+    )
 
 
 def parts(spy: Any) -> set[str]:
@@ -123,9 +152,16 @@ class Request:
     response: Any = None
     let_go: Any = None  # lets one in flight end
 
-    def sent_to(self, server: Server, amount: int = 5, **simulate: Any) -> httpx.Response:
+    def sent_to(
+        self, server: Server, amount: int = 5, **simulate: Any
+    ) -> httpx.Response:
         payment = {"amount": amount, "currency": "eur", "reference": self.key}
-        sent = {"key": self.key, "token": self.token, "simulate": simulate or None, "timeout": 300}
+        sent = {
+            "key": self.key,
+            "token": self.token,
+            "simulate": simulate or None,
+            "timeout": 300,
+        }
         return server.post(self.path, payment, **sent)
 
     def runs_on(self, server: Server, **simulate: Any) -> Request:
@@ -140,7 +176,10 @@ class Request:
 
     def is_replayed_by(self, server: Server) -> bool:
         again = self.sent_to(server)
-        assert (again.status_code, again.content) == (self.response.status_code, self.response.content), again.text
+        assert (again.status_code, again.content) == (
+            self.response.status_code,
+            self.response.content,
+        ), again.text
         return again.headers.get("Idempotent-Replayed") == "true"
 
     def code_from(self, server: Server, amount: int = 5) -> str:
@@ -163,7 +202,9 @@ class Left:
 
     def are_told_of_by(self, server: Server) -> None:
         charge = self.stored[0]
-        ledger = server.request("GET", "/api/ledger/", params={"reference": charge.key}).json()
+        ledger = server.request(
+            "GET", "/api/ledger/", params={"reference": charge.key}
+        ).json()
         assert (charge.path, ledger["receipts"]) == ("/api/charges/", 1)
 
 
@@ -179,14 +220,21 @@ def leave(server: Server, spy: Any) -> Left:
     return Left(stored, [failed, killed], crashed)
 
 
-def pick_up(left: Left, one: Server, other: Server, database: str, version: Path) -> None:
+def pick_up(
+    left: Left, one: Server, other: Server, database: str, version: Path
+) -> None:
     """The ``other`` server goes on with what ``one`` has left, and an operator with its ``version``."""
     left.are_replayed_by(other)
     for request in left.runnable:
         assert request.runs_on(other).response.status_code == 201
         assert request.is_replayed_by(one)
     for server in (other, one):
-        eventually(lambda server=server: left.crashed.code_from(server) == "idempotency_key_on_hold", every=0.2)
+        eventually(
+            lambda server=server: (
+                left.crashed.code_from(server) == "idempotency_key_on_hold"
+            ),
+            every=0.2,
+        )
     run(version, database, ALLOW.format(key=left.crashed.key))
     assert left.crashed.runs_on(one).response.status_code == 201
     assert left.crashed.is_replayed_by(other)

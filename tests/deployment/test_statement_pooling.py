@@ -20,15 +20,22 @@ def pooled(payer, tmp_path, settings):
     """The alias of the database behind PgBouncer in statement mode, with the records in it."""
     tmp_path.chmod(0o755)
     with (
-        running_pgbouncer(connection.settings_dict, tmp_path, pool_mode="statement") as port,
+        running_pgbouncer(
+            connection.settings_dict, tmp_path, pool_mode="statement"
+        ) as port,
         another_alias("pooled", HOST="127.0.0.1", PORT=str(port)) as alias,
     ):
         settings.IDEMPOTENCY = {"USING": alias}
         yield alias
 
 
-def test_e028_has_the_words_of_the_pooler_and_no_other_check_blames_the_database(pooled):
-    with pytest.raises(SystemCheckError, match=r"E028\) The application can't SELECT, .*'pooled': .*statement pool"):
+def test_e028_has_the_words_of_the_pooler_and_no_other_check_blames_the_database(
+    pooled,
+):
+    with pytest.raises(
+        SystemCheckError,
+        match=r"E028\) The application can't SELECT, .*'pooled': .*statement pool",
+    ):
         call_command("check", databases=[pooled])
     assert ids_found("E028", "E031", databases=[pooled]) == ["E028"]
 
@@ -36,5 +43,9 @@ def test_e028_has_the_words_of_the_pooler_and_no_other_check_blames_the_database
 def test_a_request_is_refused_and_the_log_has_the_cause(pooled, caplog):
     refused = entry_point(paying, using=pooled)("k")
     assert (refused.status_code, effects()) == (503, 0)
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "django_idempotency"]
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "django_idempotency"
+    ]
     assert line.endswith("(OperationalError 08P01)")

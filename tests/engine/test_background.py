@@ -33,7 +33,9 @@ def background(monkeypatch):
 @pytest.fixture(autouse=True)
 def in_test_run(monkeypatch, request):
     is_one = "in_a_test_run" in request.node.name
-    monkeypatch.setattr("django_idempotency.engine.background.in_test_run", lambda: is_one)
+    monkeypatch.setattr(
+        "django_idempotency.engine.background.in_test_run", lambda: is_one
+    )
 
 
 def work(background):
@@ -54,7 +56,9 @@ class Recorder:
         self.done.set()
 
 
-@pytest.mark.parametrize(("error", "tries"), [(ValueError, 3), (StoreUnavailable, 3), (ClaimLost, 1)])
+@pytest.mark.parametrize(
+    ("error", "tries"), [(ValueError, 3), (StoreUnavailable, 3), (ClaimLost, 1)]
+)
 def test_a_late_completion_is_retried(background, monkeypatch, error, tries):
     monkeypatch.setattr("django_idempotency.engine.background.COMPLETE_EVERY", 0)
     tried = []

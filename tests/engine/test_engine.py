@@ -75,9 +75,15 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
         (record("processing", locked_at=at(-1)), InFlight(1)),
         (record("processing", locked_at=at(-12)), InFlight(6)),
         (record("processing", locked_at=at(-600)), InFlight(10)),
-        (record("processing", locked_until=at(-1)), InFlight(2)),  # lapsed, but nobody has watched it
+        (
+            record("processing", locked_until=at(-1)),
+            InFlight(2),
+        ),  # lapsed, but nobody has watched it
         (record("processing", locked_until=at(-1), hold_on_crash=True), InFlight(2)),
-        (record("processing", locked_until=at(-5)), Available()),  # expired: it ends where it began
+        (
+            record("processing", locked_until=at(-5)),
+            Available(),
+        ),  # expired: it ends where it began
         (record("started", locked_until=at(-5)), Available()),
         (
             record("processing", locked_until=at(-5), hold_on_crash=True),
@@ -89,7 +95,12 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
         (record("processing", mode="atomic", locked_at=at(0)), Available(after=2.0)),
         (record("processing", mode="atomic", locked_at=at(-1.5)), Available(after=0.5)),
         (record("processing", mode="atomic", locked_at=at(1)), Available(after=3.0)),
-        (record("processing", mode="atomic", hold_on_crash=True, locked_until=at(-1)), Available()),
+        (
+            record(
+                "processing", mode="atomic", hold_on_crash=True, locked_until=at(-1)
+            ),
+            Available(),
+        ),
         # answered
         (record("completed"), RESPONSE),
         (record("failed", **FAILURE), Replay(StoredResponse(409, (), None))),
@@ -99,7 +110,10 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
         # expired
         (record("completed", expires_at=at(0)), Available()),
         (record("completed", expires_at=at(0.001)), RESPONSE),
-        (record("failed", expires_at=at(-1), on_hold=True, reason="why"), OnHold("why")),
+        (
+            record("failed", expires_at=at(-1), on_hold=True, reason="why"),
+            OnHold("why"),
+        ),
         (record("failed", expires_at=at(-1), **FAILURE), Available()),
         (record("processing", expires_at=at(-1)), InFlight(2)),
         (record("processing", expires_at=at(-1), mode="atomic"), Available()),
@@ -113,7 +127,10 @@ def test_the_state_of_a_record_decides_about_the_same_request(seen, decision):
 
 
 def test_an_atomic_claim_has_no_grace_unless_it_is_stated():
-    assert decide(record("processing", mode="atomic", locked_at=at(0)), MINE) == Available()
+    assert (
+        decide(record("processing", mode="atomic", locked_at=at(0)), MINE)
+        == Available()
+    )
 
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
@@ -154,7 +171,10 @@ def test_the_view_sees_key_scope_and_attempt():
 
 
 def test_renewing_extends_the_lease_by_the_policy(db):
-    running = Context(engine.claim(OPERATION, Policy(mode=Lease(seconds=20))), Policy(mode=Lease(seconds=500)))
+    running = Context(
+        engine.claim(OPERATION, Policy(mode=Lease(seconds=20))),
+        Policy(mode=Lease(seconds=500)),
+    )
     before = IdempotencyRecord.objects.get().locked_until
     running.renew()
     after = IdempotencyRecord.objects.get()

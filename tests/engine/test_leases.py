@@ -62,7 +62,9 @@ def beat(keeper):
 
 
 def left(key="k"):
-    record = IdempotencyRecord.objects.annotate(left=F("locked_until") - F("locked_at")).get(key=key)
+    record = IdempotencyRecord.objects.annotate(
+        left=F("locked_until") - F("locked_at")
+    ).get(key=key)
     return record.left
 
 
@@ -93,7 +95,9 @@ def test_a_claim_of_somebody_else_is_not_renewed_and_dropped(keeper, caplog):
     assert [record.event for record in caplog.records] == ["lease_lost"]
 
 
-def test_the_lease_of_an_unconfirmed_verdict_outlives_a_failover(keeper, monkeypatch, caplog):
+def test_the_lease_of_an_unconfirmed_verdict_outlives_a_failover(
+    keeper, monkeypatch, caplog
+):
     """The store wrote the verdict and could not confirm it; then it comes back with the record as it was before."""
     kind, before = type(store_for(LEASE.policy)), {}
     complete = kind.complete
@@ -126,7 +130,9 @@ def failing(monkeypatch, name):
     monkeypatch.setattr(DatabaseStore, name, fail)
 
 
-def test_after_a_heartbeat_that_failed_the_next_comes_within_a_second(keeper, monkeypatch):
+def test_after_a_heartbeat_that_failed_the_next_comes_within_a_second(
+    keeper, monkeypatch
+):
     keeper.add(claimed(), LEASE)
     assert keeper.due() > time.monotonic() + 100
     with monkeypatch.context() as patch:
@@ -143,8 +149,18 @@ def test_failed_heartbeats_come_at_different_times():
 
 def suspected(keeper, *, lapsed, store=SHORT):
     claim = claimed()
-    IdempotencyRecord.objects.update(locked_at=ahead(-100), locked_until=ahead(-1 if lapsed else 1000))
-    keeper.suspect(Suspect(claim.id, claim.token, store, store.policy.mode.seconds, timedelta(seconds=1500)))
+    IdempotencyRecord.objects.update(
+        locked_at=ahead(-100), locked_until=ahead(-1 if lapsed else 1000)
+    )
+    keeper.suspect(
+        Suspect(
+            claim.id,
+            claim.token,
+            store,
+            store.policy.mode.seconds,
+            timedelta(seconds=1500),
+        )
+    )
     return claim
 
 
@@ -193,14 +209,20 @@ def release(claim):
     IdempotencyRecord.objects.filter(token=claim.token).delete()
 
 
-@pytest.mark.parametrize("end", [lambda claim: LEASE.renew([claim]), release], ids=["renewed", "released"])
-def test_a_lease_that_is_renewed_or_not_needed_any_more_is_watched_no_longer(keeper, look, end):
+@pytest.mark.parametrize(
+    "end", [lambda claim: LEASE.renew([claim]), release], ids=["renewed", "released"]
+)
+def test_a_lease_that_is_renewed_or_not_needed_any_more_is_watched_no_longer(
+    keeper, look, end
+):
     claim = suspected(keeper, lapsed=True)
     look(keeper)
     end(claim)
     look(keeper)
     assert keeper.due() is None
-    assert not IdempotencyRecord.objects.filter(locked_until=F("locked_at")).exists(), "it did not expire"
+    assert not IdempotencyRecord.objects.filter(locked_until=F("locked_at")).exists(), (
+        "it did not expire"
+    )
 
 
 def test_a_gap_begins_the_watch_anew(keeper, look, monkeypatch):

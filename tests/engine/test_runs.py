@@ -50,13 +50,20 @@ def begin(**policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_nobody_ended_is_rolled_back_by_the_next_claim(kind, caplog, other_thread):
+def test_a_run_that_nobody_ended_is_rolled_back_by_the_next_claim(
+    kind, caplog, other_thread
+):
     begin(mode=Atomic(claim=kind))
     pay("half")
     assert entry_point(paying, mode=Atomic(claim=kind))().status_code == 201
     assert [record.event for record in caplog.records] == ["unended"]
     assert (other_thread(effects, "half"), other_thread(effects)) == (0, 1)
-    assert other_thread(entry_point(paying, mode=Atomic(takeover_grace=0)), "left").status_code == 201
+    assert (
+        other_thread(
+            entry_point(paying, mode=Atomic(takeover_grace=0)), "left"
+        ).status_code
+        == 201
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +89,9 @@ def test_a_claim_while_the_response_renders_leaves_the_run_alone(kind, other_thr
 
     def view(_request):
         pay()
-        response = SimpleTemplateResponse(engines["django"].from_string("paid"), status=201)
+        response = SimpleTemplateResponse(
+            engines["django"].from_string("paid"), status=201
+        )
         response.add_post_render_callback(claim_inside)
         return response
 
@@ -91,7 +100,9 @@ def test_a_claim_while_the_response_renders_leaves_the_run_alone(kind, other_thr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_claim_in_another_middleware_that_responds_to_an_exception_leaves_the_run_alone(kind, other_thread):
+def test_a_claim_in_another_middleware_that_responds_to_an_exception_leaves_the_run_alone(
+    kind, other_thread
+):
     def process_exception(_request, _error):
         with pytest.raises(ClaimInsideTransaction):
             entry_point(paying, mode=Atomic(claim=kind))("inner")
@@ -105,7 +116,10 @@ def test_a_claim_in_another_middleware_that_responds_to_an_exception_leaves_the_
     handler._exception_middleware = [process_exception]
     request = post()
     setattr(request, HANDLER, handler)
-    assert idempotent(scope="public", mode=Atomic(claim=kind))(view)(request).status_code == 409
+    assert (
+        idempotent(scope="public", mode=Atomic(claim=kind))(view)(request).status_code
+        == 409
+    )
     assert (other_thread(effects), record().response_status) == (1, 409)
 
 
@@ -118,7 +132,11 @@ def test_a_claim_in_a_commit_hook_leaves_the_run_alone(other_thread):
         return paying(request)
 
     assert entry_point(view)().status_code == 201
-    assert (other_thread(effects), other_thread(effects, "hook"), record().response_status) == (1, 1, 201)
+    assert (
+        other_thread(effects),
+        other_thread(effects, "hook"),
+        record().response_status,
+    ) == (1, 1, 201)
 
 
 def test_the_lease_of_a_run_that_nobody_can_end_is_not_renewed(caplog):
@@ -157,7 +175,11 @@ def test_a_block_that_a_view_never_left_commits_nothing(other_thread):
 
 def test_an_operation_is_not_run_inside_a_foreign_transaction():
     claimed = claim(policy=Policy())
-    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), engine.execution(claimed, Policy()):
+    with (
+        transaction.atomic(),
+        pytest.raises(RuntimeError, match="durable"),
+        engine.execution(claimed, Policy()),
+    ):
         pass
     assert effects() == 0
 
@@ -176,24 +198,35 @@ class TestInsideDjangosTestCase(TestCase):
 
     def is_run_once_and_replayed(self, mode, key):
         def view(request):
-            return HttpResponse(str(uuid4()), status=500 if request.idempotency.key == "fails" else 201)
+            return HttpResponse(
+                str(uuid4()), status=500 if request.idempotency.key == "fails" else 201
+            )
 
         send = entry_point(view, mode=mode)
         assert [send("fails").status_code, send("fails").status_code] == [500, 500]
         first, again, other = send(key), send(key), send(key, body=OTHER_BODY)
-        assert (first.status_code, again.content, other.status_code) == (201, first.content, 422)
+        assert (first.status_code, again.content, other.status_code) == (
+            201,
+            first.content,
+            422,
+        )
 
     @postgresql
     def test_a_read_only_store_is_unavailable_in_a_foreign_transaction(self):
         connection.cursor().execute("SET TRANSACTION READ ONLY")
         answer = entry_point(paying)()
-        assert (answer.status_code, b"idempotency_store_unavailable" in answer.content) == (503, True)
+        assert (
+            answer.status_code,
+            b"idempotency_store_unavailable" in answer.content,
+        ) == (503, True)
         assert store_for(Policy()).reconnect() is False
 
     def test_a_record_made_meanwhile_does_not_fail_the_transaction(self):
         store, wanted = DatabaseStore(Policy(), "default"), operation()
         store.claim(wanted, uuid4())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DatabaseStore, "read", lambda *_: None)  # it was not there yet
+            patch.setattr(
+                DatabaseStore, "read", lambda *_: None
+            )  # it was not there yet
             assert store.claim(wanted, uuid4()) is None
         assert store.read(wanted.id).key == wanted.key

@@ -47,21 +47,40 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seed", type=int, help="decide as an earlier run did")
-    parser.add_argument("--operations", type=int, default=OPERATIONS, help="requests in all, retries not counted")
-    parser.add_argument("--each", type=int, default=EACH, help="how often each fault has to bite")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE, help="seconds in which a scenario is repeated until it bit"
+        "--operations",
+        type=int,
+        default=OPERATIONS,
+        help="requests in all, retries not counted",
+    )
+    parser.add_argument(
+        "--each", type=int, default=EACH, help="how often each fault has to bite"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        help="seconds in which a scenario is repeated until it bit",
     )
     parser.add_argument("--only", default="", help="scenarios with this in their names")
     return parser.parse_args()
 
 
 def _play(
-    scenario: Scenario, common: tuple[Cluster, Path], operations: int, seed: int, arguments: argparse.Namespace
+    scenario: Scenario,
+    common: tuple[Cluster, Path],
+    operations: int,
+    seed: int,
+    arguments: argparse.Namespace,
 ) -> tuple[Outcome, float]:
     began = time.monotonic()
     own = scenario.own_cluster or scenario.own_disk
-    with scenarios.ground(scenario.own_disk) if own else nullcontext(common) as (cluster, directory):
+    with (
+        scenarios.ground(scenario.own_disk) if own else nullcontext(common) as (
+            cluster,
+            directory,
+        )
+    ):
         outcome = scenarios.run(
             scenario,
             cluster,
@@ -82,7 +101,9 @@ WIDTHS = (28, 9, 7, 7, 7, 7, 11, 8)
 
 def _row(cells: Sequence[object]) -> str:
     name, *numbers = (str(cell) for cell in cells)
-    return name.ljust(WIDTHS[0]) + "".join(text.rjust(width) for text, width in zip(numbers, WIDTHS[1:], strict=False))
+    return name.ljust(WIDTHS[0]) + "".join(
+        text.rjust(width) for text, width in zip(numbers, WIDTHS[1:], strict=False)
+    )
 
 
 def _print_line(outcome: Outcome, seconds: float) -> None:
@@ -90,7 +111,16 @@ def _print_line(outcome: Outcome, seconds: float) -> None:
     ends = (counts["ok"], counts["fail"], counts["info"])
     keys = sum(verdict.keys for verdict in outcome.verdicts)
     print(
-        _row((outcome.scenario.name, counts.total(), *ends, keys, len(outcome.violations), round(seconds))),
+        _row(
+            (
+                outcome.scenario.name,
+                counts.total(),
+                *ends,
+                keys,
+                len(outcome.violations),
+                round(seconds),
+            )
+        ),
         flush=True,
     )
     for verdict in outcome.verdicts:
@@ -99,27 +129,39 @@ def _print_line(outcome: Outcome, seconds: float) -> None:
 
 
 def _conclude(outcomes: Sequence[Outcome], *, least: int) -> int:
-    hits: Counter[tuple[str, str]] = sum((outcome.hits for outcome in outcomes), Counter())
+    hits: Counter[tuple[str, str]] = sum(
+        (outcome.hits for outcome in outcomes), Counter()
+    )
     print("\nhits at each point")
     _print_matrix(hits)
     print(f"\nwhat bit (it takes {least} of each)")
     for outcome in outcomes:
         _print_bites(outcome)
     requests = sum(outcome.counts.total() for outcome in outcomes)
-    faults = sum(outcome.bitten[name] for outcome in outcomes for name in outcome.scenario.must_bite)
+    faults = sum(
+        outcome.bitten[name]
+        for outcome in outcomes
+        for name in outcome.scenario.must_bite
+    )
     violations = sum(len(outcome.violations) for outcome in outcomes)
     print(f"\n{requests} requests, {faults} faults, {violations} violations")
     for outcome in outcomes:
         for name in outcome.toothless(least):
             print(f"did not bite often enough: {name} in {outcome.scenario.name}")
-    return 1 if violations or any(outcome.toothless(least) for outcome in outcomes) else 0
+    return (
+        1 if violations or any(outcome.toothless(least) for outcome in outcomes) else 0
+    )
 
 
 def _print_matrix(hits: Counter[tuple[str, str]]) -> None:
     actions = sorted({action for action, _point in hits})
     print("  " + "".ljust(18) + "".join(action.rjust(11) for action in actions))
     for point in sorted({point for _action, point in hits}):
-        print("  " + point.ljust(18) + "".join(str(hits[action, point] or "·").rjust(11) for action in actions))
+        print(
+            "  "
+            + point.ljust(18)
+            + "".join(str(hits[action, point] or "·").rjust(11) for action in actions)
+        )
 
 
 def _print_bites(outcome: Outcome) -> None:

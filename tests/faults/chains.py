@@ -40,7 +40,9 @@ class Chain:
     database_url: str
     is_settled: threading.Event = field(default_factory=threading.Event)
 
-    def harm(self, counts: Counter[str], decide: random.Random, over: threading.Event) -> None:
+    def harm(
+        self, counts: Counter[str], decide: random.Random, over: threading.Event
+    ) -> None:
         self.is_settled.clear()
         killed = harm(self.fleet, self.broker, KILLED_EVERY, PAUSE, decide, over)
         counts["broker killed"] += killed["broker"]
@@ -52,11 +54,19 @@ class Chain:
             with suppress(TimeoutError):
                 eventually(self._is_through, within=SETTLED_WITHIN, every=0.5)
             self.is_settled.set()
-        return int(self._ask("SELECT count(*) FROM testproject_receipt WHERE reference = %s", reference))
+        return int(
+            self._ask(
+                "SELECT count(*) FROM testproject_receipt WHERE reference = %s",
+                reference,
+            )
+        )
 
     def _is_through(self) -> bool:
         self.fleet.revive()
-        return self._ask("SELECT count(*) FROM django_idempotency_outbox_event") == 0 and self._unsettled() == 0
+        return (
+            self._ask("SELECT count(*) FROM django_idempotency_outbox_event") == 0
+            and self._unsettled() == 0
+        )
 
     def _unsettled(self) -> int:
         """Messages that are not acknowledged."""
@@ -106,4 +116,7 @@ class ToldCharges(Payments):
 
 def told(charges: list[str], receipts: int) -> list[str]:
     """As many of the charges as there are receipts, again from the first where there are more."""
-    return [charges[number % len(charges)] if charges else "no charge" for number in range(receipts)]
+    return [
+        charges[number % len(charges)] if charges else "no charge"
+        for number in range(receipts)
+    ]

@@ -48,25 +48,45 @@ class Cluster(PrivateServer):
 
     def __init__(self, directory: Path, **parameters: str) -> None:
         port = free_port()
-        given = {"port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""} | parameters
+        given = {
+            "port": str(port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+        } | parameters
         options = [f"--{name}={value}" for name, value in given.items()]
         command = [program("postgres"), "-D", str(directory), *options]
         log = directory.parent / f"{directory.name}.log"
-        super().__init__(command, port, log, {"LC_ALL": "C"}, system_user(), ending=signal.SIGQUIT)
+        super().__init__(
+            command, port, log, {"LC_ALL": "C"}, system_user(), ending=signal.SIGQUIT
+        )
         self.directory = directory
 
     def url(self, name: str = "postgres", port: int = 0) -> str:
         return f"postgres://postgres@127.0.0.1:{port or self.port}/{name}?sslmode=disable&gssencmode=disable"
 
     def create(self) -> None:
-        options = ("--auth=trust", "--encoding=utf8", "--wal-segsize=1", "-U", "postgres")
+        options = (
+            "--auth=trust",
+            "--encoding=utf8",
+            "--wal-segsize=1",
+            "-U",
+            "postgres",
+        )
         self.run("initdb", *options, "-D", str(self.directory))
 
     def copy(self, primary: Cluster) -> None:
         """Become a standby, of whatever was here before."""
         shutil.rmtree(self.directory, ignore_errors=True)
         source = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
-        self.run("pg_basebackup", *source, "-D", str(self.directory), "-R", "--checkpoint=fast", "--no-sync")
+        self.run(
+            "pg_basebackup",
+            *source,
+            "-D",
+            str(self.directory),
+            "-R",
+            "--checkpoint=fast",
+            "--no-sync",
+        )
 
     def promote(self) -> None:
         self.run("pg_ctl", "promote", "-w", "-D", str(self.directory))
@@ -151,7 +171,18 @@ def running_cluster(directory: Path, **parameters: str) -> Iterator[Cluster]:
 def small_disk(megabytes: int) -> Iterator[Path]:
     """A file system of its own; takes root."""
     with room() as place:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(place)], check=True)
+        subprocess.run(
+            [
+                "mount",
+                "-t",
+                "tmpfs",
+                "-o",
+                f"size={megabytes}m,mode=755",
+                "tmpfs",
+                str(place),
+            ],
+            check=True,
+        )
         try:
             if user := system_user():
                 shutil.chown(place, user)

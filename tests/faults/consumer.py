@@ -24,12 +24,24 @@ def main() -> None:
 
 def _delivered(key: str, mode: str, payment: dict[str, Any], fails: bool) -> list[Any]:
     """A status as HTTP would have it, and the result."""
-    from django_idempotency.messages import Ack, Message, Reject, Retry, RetryLater, consume
+    from django_idempotency.messages import (
+        Ack,
+        Message,
+        Reject,
+        Retry,
+        RetryLater,
+        consume,
+    )
     from django_idempotency.values.policy import Policy
 
     try:
         message = Message("faults", key, json.dumps(payment).encode())
-        delivery = consume(message, _failing if fails else _pay, policy=Policy(mode=mode), max_attempts=1_000_000)
+        delivery = consume(
+            message,
+            _failing if fails else _pay,
+            policy=Policy(mode=mode),
+            max_attempts=1_000_000,
+        )
     except Exception as error:
         return [500, repr(error)]
     match delivery:
@@ -50,7 +62,11 @@ def _pay(message: Any, context: Any) -> dict[str, str]:
     from testproject.models import LedgerEntry
 
     operation = None if context.policy.is_atomic else context.child_key("ledger")
-    payment = {"user": User.objects.get(username="alice"), "kind": "transfer", **json.loads(message.body)}
+    payment = {
+        "user": User.objects.get(username="alice"),
+        "kind": "transfer",
+        **json.loads(message.body),
+    }
     return {"id": LedgerEntry.objects.record(operation=operation, **payment).pk.hex}
 
 

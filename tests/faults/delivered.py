@@ -15,7 +15,13 @@ from uuid import uuid5
 from django.utils.module_loading import import_string
 
 from django_idempotency.messages import Consumer, Delivery, Message
-from django_idempotency.messages.publisher import Confirmed, Event, NotSent, Outcome, Publisher
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    Event,
+    NotSent,
+    Outcome,
+    Publisher,
+)
 from django_idempotency.messages.runner import Runner
 from testproject.models import Receipt
 from tests.faults.deliveries import COPIES, ID, NAME
@@ -28,7 +34,9 @@ class FiveTimes(Publisher):
     the event's id.
     """
 
-    def __init__(self, backend: str, options: dict[str, Any], *, renamed: bool = False) -> None:
+    def __init__(
+        self, backend: str, options: dict[str, Any], *, renamed: bool = False
+    ) -> None:
         self.inner: Publisher = import_string(backend)(**options)
         self.renamed = renamed
         self.connect, self.close = self.inner.connect, self.inner.close
@@ -43,7 +51,10 @@ class FiveTimes(Publisher):
         remaining = {event.position: event for event in events}
         for copy in range(COPIES):
             sent = [self._copy(event, copy) for event in remaining.values()]
-            outcomes = {outcome.event.position: outcome for outcome in self.inner.send(sent, timeout / COPIES)}
+            outcomes = {
+                outcome.event.position: outcome
+                for outcome in self.inner.send(sent, timeout / COPIES)
+            }
             for position, event in list(remaining.items()):
                 outcome = outcomes.get(position)
                 if not isinstance(outcome, Confirmed):
@@ -55,17 +66,25 @@ class FiveTimes(Publisher):
     def _copy(self, event: Event, copy: int) -> Event:
         if not self.renamed:
             return event
-        return replace(event, id=uuid5(event.id, str(copy)), headers={**event.headers, ID: str(event.id)})
+        return replace(
+            event,
+            id=uuid5(event.id, str(copy)),
+            headers={**event.headers, ID: str(event.id)},
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class LoggingConsumer(Consumer):
     """Notes each message that a broker delivers before it is handled."""
 
-    def consume_many(self, messages: Sequence[Message], *, in_order: bool = False) -> list[Delivery]:
+    def consume_many(
+        self, messages: Sequence[Message], *, in_order: bool = False
+    ) -> list[Delivery]:
         descriptor = os.open(_campaign()["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            os.write(descriptor, "".join(f"{message.id}\n" for message in messages).encode())
+            os.write(
+                descriptor, "".join(f"{message.id}\n" for message in messages).encode()
+            )
         finally:
             os.close(descriptor)
         return super().consume_many(messages, in_order=in_order)
@@ -73,7 +92,9 @@ class LoggingConsumer(Consumer):
 
 def write_receipt(message: Message, context: Any) -> None:
     order = json.loads(message.body)
-    Receipt.objects.create(event=message.id, reference=f"{order['key']}:{order['number']}")
+    Receipt.objects.create(
+        event=message.id, reference=f"{order['key']}:{order['number']}"
+    )
 
 
 def runner() -> Runner[Any]:
@@ -83,8 +104,14 @@ def runner() -> Runner[Any]:
     if campaign["kind"] == "jetstream":
         from django_idempotency.contrib.nats import JetStream
 
-        named = {"stream": NAME, "identify": lambda received: received.headers[ID], "ack_wait": 5}
-        return JetStream(consumer, campaign["url"], f"{NAME}.orders", **named, **options)
+        named = {
+            "stream": NAME,
+            "identify": lambda received: received.headers[ID],
+            "ack_wait": 5,
+        }
+        return JetStream(
+            consumer, campaign["url"], f"{NAME}.orders", **named, **options
+        )
     if campaign["kind"] == "kafka":
         from django_idempotency.contrib.kafka import Kafka
 

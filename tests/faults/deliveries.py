@@ -106,7 +106,9 @@ class RabbitMQ(Broker):
             yield connection.channel()
 
     def publisher(self) -> dict[str, Any]:
-        return _five_times(f"{WINGS}.rabbitmq.RabbitMQPublisher", url=self.url, exchange=NAME)
+        return _five_times(
+            f"{WINGS}.rabbitmq.RabbitMQPublisher", url=self.url, exchange=NAME
+        )
 
     def arrivals(self) -> list[str]:
         with self._channel() as channel:
@@ -123,7 +125,10 @@ class JetStream(Broker):
 
     def start(self) -> None:
         self.server.start()
-        on_jetstream(self.url, lambda stream: stream.add_stream(name=NAME, subjects=[f"{NAME}.>"]))
+        on_jetstream(
+            self.url,
+            lambda stream: stream.add_stream(name=NAME, subjects=[f"{NAME}.>"]),
+        )
 
     def publisher(self) -> dict[str, Any]:
         options = {"servers": self.url, "prefix": f"{NAME}."}
@@ -161,7 +166,9 @@ class Kafka(Broker):
         self.reading.start()
 
     def publisher(self) -> dict[str, Any]:
-        return _five_times(f"{WINGS}.kafka.KafkaPublisher", config={"bootstrap.servers": self.url})
+        return _five_times(
+            f"{WINGS}.kafka.KafkaPublisher", config={"bootstrap.servers": self.url}
+        )
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -172,11 +179,19 @@ class Kafka(Broker):
     def _read(self) -> None:
         from confluent_kafka import Consumer
 
-        config = {"bootstrap.servers": self.url, "group.id": "arrivals", "auto.offset.reset": "earliest"}
+        config = {
+            "bootstrap.servers": self.url,
+            "group.id": "arrivals",
+            "auto.offset.reset": "earliest",
+        }
         client = Consumer(config)
         client.subscribe(["orders"])
         while (messages := client.consume(500, 1.0)) or not self.over.is_set():
-            self.found += [dict(message.headers())["ce_id"].decode() for message in messages if not message.error()]
+            self.found += [
+                dict(message.headers())["ce_id"].decode()
+                for message in messages
+                if not message.error()
+            ]
         client.close()
 
     def arrivals(self) -> list[str]:
@@ -185,10 +200,14 @@ class Kafka(Broker):
         return self.found
 
 
-BROKERS: Mapping[str, type[Any]] = {broker.kind: broker for broker in (RabbitMQ, JetStream, Kafka)}
+BROKERS: Mapping[str, type[Any]] = {
+    broker.kind: broker for broker in (RabbitMQ, JetStream, Kafka)
+}
 
 
-def _five_times(backend: str, *, renamed: bool = False, **options: Any) -> dict[str, Any]:
+def _five_times(
+    backend: str, *, renamed: bool = False, **options: Any
+) -> dict[str, Any]:
     given = {"backend": backend, "options": options, "renamed": renamed}
     return {"BACKEND": "tests.faults.delivered.FiveTimes", "OPTIONS": given}
 
@@ -215,7 +234,9 @@ class Seen:
     effects: Sequence[str]
 
 
-def judged(seen: Seen, *, order_of_effects: bool, copies: int = COPIES) -> dict[str, int]:
+def judged(
+    seen: Seen, *, order_of_effects: bool, copies: int = COPIES
+) -> dict[str, int]:
     """How many events each promise was broken for."""
     effects = Counter(seen.effects)
     known = {event.id: event for event in seen.published}
@@ -223,9 +244,13 @@ def judged(seen: Seen, *, order_of_effects: bool, copies: int = COPIES) -> dict[
         "lost": sum(effects[id] == 0 for id in known),
         "twice": sum(count > 1 for count in effects.values()),
         "from nowhere": len(effects.keys() - known.keys()),
-        "delivered too rarely": sum(seen.deliveries.get(id, 0) < copies for id in known),
+        "delivered too rarely": sum(
+            seen.deliveries.get(id, 0) < copies for id in known
+        ),
         "published out of order": _out_of_order(known, seen.arrivals),
-        "effects out of order": _out_of_order(known, seen.effects) if order_of_effects else 0,
+        "effects out of order": _out_of_order(known, seen.effects)
+        if order_of_effects
+        else 0,
     }
 
 
@@ -317,7 +342,9 @@ def harm(
 
 
 def take_away(
-    places: Mapping[str, Callable[[], AbstractContextManager[None]]], seconds: float, over: threading.Event
+    places: Mapping[str, Callable[[], AbstractContextManager[None]]],
+    seconds: float,
+    over: threading.Event,
 ) -> Counter[str]:
     """Have each place be away for ``seconds``, and all be there as long before; return which ones were away."""
     done: Counter[str] = Counter()
@@ -359,14 +386,21 @@ def campaign(
     broker.start()
     log = directory / "deliveries"
     log.touch()
-    outbox = {"PUBLISHERS": {"default": broker.publisher()}, "LEASE": 5, "POLL": 0.5, "LONGEST_DELAY": 5}
+    outbox = {
+        "PUBLISHERS": {"default": broker.publisher()},
+        "LEASE": 5,
+        "POLL": 0.5,
+        "LONGEST_DELAY": 5,
+    }
     outbox |= {"MAX_ATTEMPTS": 1000, "FIRST_DELAY": 0.1}
     fleet = Fleet(
         {
             "DATABASE_URL": cluster.url(),
             "DJANGO_SETTINGS_MODULE": "tests.messages.worker_settings",
             "WORKER_SETTINGS": json.dumps({"IDEMPOTENCY": {"OUTBOX": outbox}}),
-            "CAMPAIGN": json.dumps({"kind": broker.kind, "url": broker.url, "log": str(log)}),
+            "CAMPAIGN": json.dumps(
+                {"kind": broker.kind, "url": broker.url, "log": str(log)}
+            ),
         },
         directory / "processes.log",
     )
@@ -383,7 +417,9 @@ def campaign(
     places = {"database": database_away, "broker": broker.away} if outage else {}
     every = None if outage else broker.every
     troubles = [
-        lambda: kills.update(harm(fleet, broker.server, every, pause, random.Random(seed), over)),
+        lambda: kills.update(
+            harm(fleet, broker.server, every, pause, random.Random(seed), over)
+        ),
         lambda: kills.update(take_away(places, outage, over)),
     ]
     threads = [threading.Thread(target=trouble, daemon=True) for trouble in troubles]
@@ -406,10 +442,20 @@ def campaign(
     seen = Seen(published, broker.arrivals(), deliveries, _effects())
     broken = judged(seen, order_of_effects=broker.keeps_order_of_effects)
     seconds = time.monotonic() - begun
-    return Report(events, seconds, kills, fleet.died, len(seen.arrivals), sum(deliveries.values()), broken)
+    return Report(
+        events,
+        seconds,
+        kills,
+        fleet.died,
+        len(seen.arrivals),
+        sum(deliveries.values()),
+        broken,
+    )
 
 
-def _publish(events: int, publishing: threading.Lock, seconds: float) -> Iterator[Published]:
+def _publish(
+    events: int, publishing: threading.Lock, seconds: float
+) -> Iterator[Published]:
     """Publish over so many seconds, or longer."""
     from django.db import connection, transaction
 
@@ -420,7 +466,11 @@ def _publish(events: int, publishing: threading.Lock, seconds: float) -> Iterato
         time.sleep(max(0.0, begun + seconds * start / events - time.monotonic()))
         with publishing:
             connection.close()  # the database may have been away since
-            eventually(lambda start=start: start - _count_effects() < AHEAD, within=600, every=0.2)
+            eventually(
+                lambda start=start: start - _count_effects() < AHEAD,
+                within=600,
+                every=0.2,
+            )
             with transaction.atomic():
                 for place in range(start, min(start + TOGETHER, events)):
                     key, number = f"key-{place % keys}", place // keys
@@ -450,14 +500,30 @@ def _is_complete(log: Path, events: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.deliveries", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.deliveries", description=__doc__
+    )
     parser.add_argument("broker", choices=[*BROKERS])
     parser.add_argument("--events", type=int, default=20_000)
-    parser.add_argument("--pause", type=float, default=4.0, help="seconds between two kills, on average")
-    parser.add_argument("--patience", type=float, default=180, help="seconds for what is left once the kills are over")
-    parser.add_argument("--outage", type=float, default=0, help="seconds for which database and broker are away once")
+    parser.add_argument(
+        "--pause", type=float, default=4.0, help="seconds between two kills, on average"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=180,
+        help="seconds for what is left once the kills are over",
+    )
+    parser.add_argument(
+        "--outage",
+        type=float,
+        default=0,
+        help="seconds for which database and broker are away once",
+    )
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--log", type=Path, help="a file to copy the processes' output to")
+    parser.add_argument(
+        "--log", type=Path, help="a file to copy the processes' output to"
+    )
     asked = parser.parse_args()
     end_on_signals()
     seed = random.randrange(2**32) if asked.seed is None else asked.seed
@@ -472,13 +538,17 @@ def _run(stack: ExitStack, asked: argparse.Namespace, seed: int) -> Report:
     from tests.faults import scenarios
 
     cluster, directory = stack.enter_context(scenarios.ground())
-    os.environ.update(DATABASE_URL=cluster.url(), DJANGO_SETTINGS_MODULE="testproject.settings")
+    os.environ.update(
+        DATABASE_URL=cluster.url(), DJANGO_SETTINGS_MODULE="testproject.settings"
+    )
     import django
 
     django.setup()
     broker: Broker = BROKERS[asked.broker](directory)
     stack.callback(broker.server.kill)
-    options = {name: getattr(asked, name) for name in ("events", "pause", "patience", "outage")} | {"seed": seed}
+    options = {
+        name: getattr(asked, name) for name in ("events", "pause", "patience", "outage")
+    } | {"seed": seed}
     try:
         return campaign(broker, cluster, directory, **options)
     finally:
@@ -488,7 +558,10 @@ def _run(stack: ExitStack, asked: argparse.Namespace, seed: int) -> Report:
 
 def _print(name: str, report: Report) -> None:
     def text(counts: Mapping[str, int]) -> str:
-        return ", ".join(f"{what} {count}" for what, count in sorted(counts.items())) or "none"
+        return (
+            ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
+            or "none"
+        )
 
     print(f"{name}: {report.events} events in {report.seconds:.0f} s")
     print(f"  killed: {text(report.kills)}; ended by themselves: {text(report.died)}")

@@ -39,7 +39,11 @@ class Consumers:
         return status, result
 
     def _start(self, client: int) -> subprocess.Popen[str]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        pipes = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
         self.processes[client] = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.consumer"],
             cwd=ROOT,
@@ -75,10 +79,18 @@ class Messages:
     def send(self, call: Call) -> Response:
         mode = MODES[call.index % 2]
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
-        trouble = NO_TROUBLE if call.draining else self.choose(decide, call, mode == "lease")
+        trouble = (
+            NO_TROUBLE if call.draining else self.choose(decide, call, mode == "lease")
+        )
         payment = {"amount": amount(call), "currency": "eur", "reference": call.key}
         fails = bool(trouble.simulate.get("raise"))
-        order = {"key": call.key, "mode": mode, "payment": payment, "fails": fails, "faults": trouble.faults}
+        order = {
+            "key": call.key,
+            "mode": mode,
+            "payment": payment,
+            "fails": fails,
+            "faults": trouble.faults,
+        }
         status, result = self.consumers.deliver(call.client, order)
         told = None if mode == "lease" else amount(call)
         effect = named(result["id"], told) if isinstance(result, dict) else ""

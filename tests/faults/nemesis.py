@@ -59,7 +59,9 @@ class CountingProxy(Proxy):
         return cut
 
 
-def again_and_again(strike: Callable[[random.Random, Event], object], at_least: float, at_most: float) -> Nemesis:
+def again_and_again(
+    strike: Callable[[random.Random, Event], object], at_least: float, at_most: float
+) -> Nemesis:
     """Strike, with pauses of so many seconds."""
 
     def harm(decide: random.Random, over: Event) -> None:
@@ -144,11 +146,16 @@ def _remember(node: Node, limit: str) -> None:
 
 
 # What begins each trouble, and what ends it, unless it is over at once.
-REDIS_TROUBLES: dict[str, tuple[Callable[[Node], object], Callable[[Node], object] | None]] = {
+REDIS_TROUBLES: dict[
+    str, tuple[Callable[[Node], object], Callable[[Node], object] | None]
+] = {
     "Redis SIGKILL": (Node.kill, Node.start),
     "Redis frozen": (Node.freeze, Node.thaw),
     "Redis slow": (_slow, None),
-    "Redis out of memory": (lambda node: _remember(node, "1"), lambda node: _remember(node, "0")),
+    "Redis out of memory": (
+        lambda node: _remember(node, "1"),
+        lambda node: _remember(node, "0"),
+    ),
     "scripts flushed": (lambda node: node.client.script_flush(), None),
 }
 
@@ -185,7 +192,10 @@ def cleaning_up(url: str, counts: Counter[str]) -> Nemesis:
     def harm(decide: random.Random, over: Event) -> None:
         while not over.is_set():
             with subprocess.Popen(
-                [sys.executable, "-c", JANITOR], cwd=ROOT, env=os.environ | given, stdout=subprocess.PIPE
+                [sys.executable, "-c", JANITOR],
+                cwd=ROOT,
+                env=os.environ | given,
+                stdout=subprocess.PIPE,
             ) as janitor:
                 assert janitor.stdout is not None
                 janitor.stdout.readline()
@@ -228,7 +238,9 @@ def failing_over(primary: Cluster, standby: Cluster, proxy: CountingProxy) -> Ne
 
 
 def _is_synchronous(primary: Cluster) -> bool:
-    return primary.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == (1,)
+    return primary.execute(
+        "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+    ) == (1,)
 
 
 def filling(disk: Path, cluster: Cluster, counts: Counter[str]) -> Nemesis:
@@ -256,13 +268,18 @@ def jumping_clock(directory: Path) -> dict[str, str]:
     """The environment of processes whose clock is off by what the file ``clock`` in ``directory`` says."""
     library, offset = directory / "clock.so", directory / "clock"
     source = Path(__file__).with_name("clock.c")
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"],
+        check=True,
+    )
     _set_clock(offset, 0)
     return {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
 
 
 def _set_clock(offset: Path, seconds: int) -> None:
-    with offset.open("r+b" if offset.exists() else "wb") as file:  # in place: it is mapped
+    with offset.open(
+        "r+b" if offset.exists() else "wb"
+    ) as file:  # in place: it is mapped
         file.write(struct.pack("q", seconds))
 
 
@@ -280,7 +297,10 @@ def together(*all_of: Nemesis) -> Nemesis:
     def harm(decide: random.Random, over: Event) -> None:
         seeds = [random.Random(decide.random()) for _one in all_of]
         with ThreadPoolExecutor(len(all_of)) as pool:
-            for done in [pool.submit(one, seed, over) for one, seed in zip(all_of, seeds, strict=True)]:
+            for done in [
+                pool.submit(one, seed, over)
+                for one, seed in zip(all_of, seeds, strict=True)
+            ]:
                 done.result()
 
     return harm
@@ -306,7 +326,9 @@ def _revive(gunicorn: int, after: float, over: Event, counts: Counter[str]) -> N
         workers = _workers(gunicorn)
         counts["worker restarted"] += len(workers.keys() - known) if known else 0
         known |= workers.keys()
-        stopped = {pid for pid, status in workers.items() if status == psutil.STATUS_STOPPED}
+        stopped = {
+            pid for pid, status in workers.items() if status == psutil.STATUS_STOPPED
+        }
         since = {pid: since.get(pid, time.monotonic()) for pid in stopped}
         for pid, began in since.items():
             if time.monotonic() - began > after:

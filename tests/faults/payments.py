@@ -33,7 +33,9 @@ REPEATABLE = (
 )  # in lease mode; a run after a crash finds the effect, and answers by it
 LEASED = (*REPEATABLE, "/orders/leased/")  # the last one's response differs each time
 TIMEOUT = 8.0
-BACK_OFF = 0.4  # as a client should, so that its requests do not all fall into one outage
+BACK_OFF = (
+    0.4  # as a client should, so that its requests do not all fall into one outage
+)
 BACKING_OFF = Event()  # never set
 
 Choose = Callable[[random.Random, Call, bool], "Trouble"]
@@ -64,7 +66,11 @@ class Payments:
     def send(self, call: Call) -> Response:
         entry_point = self.entry_points[call.index % len(self.entry_points)]
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
-        trouble = NO_TROUBLE if call.draining else self.choose(decide, call, entry_point in LEASED)
+        trouble = (
+            NO_TROUBLE
+            if call.draining
+            else self.choose(decide, call, entry_point in LEASED)
+        )
         try:
             response = self.server.request(
                 "POST",
@@ -86,12 +92,19 @@ class Payments:
     def effects(self, key: str) -> int | list[str]:
         """The names of the effects; but how many there are at the gateway, where that is not one."""
         entries = self.ledger.entries(key)
-        if any(kind == "payout" for _name, kind in entries) and (paid := self._paid(key)) != 1:
+        if (
+            any(kind == "payout" for _name, kind in entries)
+            and (paid := self._paid(key)) != 1
+        ):
             return paid
         return [name for name, _kind in entries]
 
     def _paid(self, key: str) -> int:
-        response = httpx.get(f"{self.server.gateway_url}/payouts", params={"reference": key}, trust_env=False)
+        response = httpx.get(
+            f"{self.server.gateway_url}/payouts",
+            params={"reference": key},
+            trust_env=False,
+        )
         return int(response.raise_for_status().json()["effects"])
 
 
@@ -110,7 +123,10 @@ class Ledger:
             "SELECT id, CASE WHEN operation IS NULL THEN amount END, kind FROM testproject_ledgerentry"
             " WHERE reference = %s"
         )
-        return [(named(id.hex, amount), kind) for id, amount, kind in self.connection.execute(query, [reference])]
+        return [
+            (named(id.hex, amount), kind)
+            for id, amount, kind in self.connection.execute(query, [reference])
+        ]
 
     def close(self) -> None:
         if self.connection is not None:
@@ -138,20 +154,29 @@ def _payment(entry_point: str, call: Call) -> dict[str, Any]:
 
 
 def _troubled(entry_point: str, trouble: Trouble) -> dict[str, Any]:
-    headers = {"Authorization": "Bearer sk_test_alice"} if entry_point.startswith("/v1/") else {}
+    headers = (
+        {"Authorization": "Bearer sk_test_alice"}
+        if entry_point.startswith("/v1/")
+        else {}
+    )
     if trouble.faults:
         headers["X-Fault"] = json.dumps(trouble.faults)
     return {"headers": headers, "simulate": dict(trouble.simulate)}
 
 
 def _is_off(response: httpx.Response) -> bool:
-    return abs(parsedate_to_datetime(response.headers["Date"]).timestamp() - time.time()) > 1800
+    return (
+        abs(parsedate_to_datetime(response.headers["Date"]).timestamp() - time.time())
+        > 1800
+    )
 
 
 def _effect(response: httpx.Response, amount: int | None) -> str:
     if response.status_code >= 300:
         return ""
-    return named(str(response.json()["id"]).removeprefix("ch_").replace("-", ""), amount)
+    return named(
+        str(response.json()["id"]).removeprefix("ch_").replace("-", ""), amount
+    )
 
 
 # --- What bit --------------------------------------------------------------------------------------------------------
@@ -176,5 +201,7 @@ def bites(log: Path) -> tuple[Counter[tuple[str, str]], Counter[str]]:
         if "do" in line:
             hits[line["do"], line["at"]] += 1
         else:
-            errors.update(name for message, name in ERRORS.items() if message in line["error"])
+            errors.update(
+                name for message, name in ERRORS.items() if message in line["error"]
+            )
     return hits, errors

@@ -20,7 +20,11 @@ AT_ONCE = ("--repl-diskless-sync-delay", "0")
 
 def beside(directory: Path, durability: str) -> dict[str, str]:
     """The environment of a service whose records are there."""
-    return {"STORE": "redis", "REDIS_URL": f"unix://{directory / SOCKET}", "REDIS_DURABILITY": durability}
+    return {
+        "STORE": "redis",
+        "REDIS_URL": f"unix://{directory / SOCKET}",
+        "REDIS_DURABILITY": durability,
+    }
 
 
 def promoting(directory: Path, stack: ExitStack, counts: Counter[str]) -> Nemesis:
@@ -47,7 +51,9 @@ def promoting(directory: Path, stack: ExitStack, counts: Counter[str]) -> Nemesi
 
 
 def _node(directory: Path, socket: str, stack: ExitStack) -> Node:
-    return stack.enter_context(running_node(directory, *AT_ONCE, "--unixsocket", str(directory / socket)))
+    return stack.enter_context(
+        running_node(directory, *AT_ONCE, "--unixsocket", str(directory / socket))
+    )
 
 
 def _follow(replica: Node, master: Node) -> None:
@@ -61,4 +67,7 @@ def _lead_to(node: Node, directory: Path) -> None:
     new.replace(directory / SOCKET)
 
 
-asynchronous, replicated = partial(beside, durability="none"), partial(beside, durability="replicas")
+asynchronous, replicated = (
+    partial(beside, durability="none"),
+    partial(beside, durability="replicas"),
+)

@@ -40,7 +40,9 @@ class Runs:
         seconds = decide.choices((0.005, 0.3, 1.5, 4), (80, 12, 6, 2))[0]
         body = {"amount": 5 + call.variant, "seconds": seconds}
         try:
-            response = self.server.request("POST", "/runs/", key=call.key, token=None, json=body, timeout=TIMEOUT)
+            response = self.server.request(
+                "POST", "/runs/", key=call.key, token=None, json=body, timeout=TIMEOUT
+            )
         except httpx.TransportError:
             BACKING_OFF.wait(BACK_OFF)
             raise
@@ -56,14 +58,19 @@ class Runs:
         stated = (STATED | REFUSALS).get(response.status_code)
         code = _problem(response).get("code")
         if stated is None or code != stated:
-            self.unstated.append((call.key, f"{response.status_code} {response.content[:200]!r}"))
+            self.unstated.append(
+                (call.key, f"{response.status_code} {response.content[:200]!r}")
+            )
 
     def effects(self, key: str) -> int:
         return begun(self.log, self.log.stat().st_size)[key]
 
     @property
     def violations(self) -> list[Violation]:
-        return [Violation(key, f"was answered otherwise than is stated: {told}", ()) for key, told in self.unstated]
+        return [
+            Violation(key, f"was answered otherwise than is stated: {told}", ())
+            for key, told in self.unstated
+        ]
 
 
 @cache

@@ -36,7 +36,15 @@ from tests.faults.nemesis import (
     together,
     vanishing,
 )
-from tests.faults.payments import ATOMIC, LEASED, REPEATABLE, Choose, Ledger, Payments, bites
+from tests.faults.payments import (
+    ATOMIC,
+    LEASED,
+    REPEATABLE,
+    Choose,
+    Ledger,
+    Payments,
+    bites,
+)
 from tests.faults.redis_failover import FAILOVER as REDIS_FAILOVER
 from tests.faults.redis_failover import asynchronous, promoting, replicated
 from tests.faults.runs import Runs
@@ -88,7 +96,9 @@ class Scenario:
     by_message: bool = False
     outside: bool = False  # its effects are outside the database
     may_lose: bool = False
-    told: bool = False  # a charge has taken effect once a broker has told a consumer of it
+    told: bool = (
+        False  # a charge has taken effect once a broker has told a consumer of it
+    )
     clients: int = CLIENTS
     own_cluster: bool = False
     own_disk: int = 0  # megabytes
@@ -103,7 +113,9 @@ class Outcome:
 
     @property
     def violations(self) -> list[Violation]:
-        return [violation for verdict in self.verdicts for violation in verdict.violations]
+        return [
+            violation for verdict in self.verdicts for violation in verdict.violations
+        ]
 
     @property
     def counts(self) -> Counter[str]:
@@ -111,7 +123,11 @@ class Outcome:
 
     def toothless(self, least: int) -> list[str]:
         """What did not bite as often as it takes."""
-        return [name for name in (*self.scenario.must_bite, *self.scenario.must_show) if self.bitten[name] < least]
+        return [
+            name
+            for name in (*self.scenario.must_bite, *self.scenario.must_show)
+            if self.bitten[name] < least
+        ]
 
 
 def run(
@@ -136,7 +152,11 @@ def run(
         while True:
             left = operations - ROUND * len(verdicts)
             size = min(left if left > 0 else operations, ROUND)
-            verdicts.append(_round(scenario, place, nemesis, size, seed + 1000 * len(verdicts), drain))
+            verdicts.append(
+                _round(
+                    scenario, place, nemesis, size, seed + 1000 * len(verdicts), drain
+                )
+            )
             outcome = Outcome(scenario, verdicts, *_bites(place))
             bitten = not outcome.toothless(least) or time.monotonic() - begun > patience
             if outcome.violations or (bitten and left <= ROUND):
@@ -144,7 +164,12 @@ def run(
 
 
 def _round(
-    scenario: Scenario, place: Place, nemesis: Nemesis | None, operations: int, seed: int, drain: float
+    scenario: Scenario,
+    place: Place,
+    nemesis: Nemesis | None,
+    operations: int,
+    seed: int,
+    drain: float,
 ) -> Verdict:
     with closing(Ledger(place.cluster.url(port=place.proxy.port))) as ledger:
         driver: Payments | Messages | Runs
@@ -156,7 +181,14 @@ def _round(
         elif scenario.outside:
             driver = Runs(place.served, place.directory / "runs.jsonl", seed)
         else:
-            driver = Payments(place.served, ledger, scenario.entry_points, scenario.choose, seed, place.counts)
+            driver = Payments(
+                place.served,
+                ledger,
+                scenario.entry_points,
+                scenario.choose,
+                seed,
+                place.counts,
+            )
         verdict = exercise(
             driver.send,
             driver.effects,
@@ -185,7 +217,9 @@ def _bites(place: Place) -> tuple[Counter[tuple[str, str]], Counter[str]]:
 def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[Place]:
     proxy = CountingProxy("127.0.0.1", cluster.port)
     log = directory / f"{scenario.name.replace(' ', '-')}.jsonl"
-    query = "".join(f"&{name}={quote(value)}" for name, value in scenario.connection.items())
+    query = "".join(
+        f"&{name}={quote(value)}" for name, value in scenario.connection.items()
+    )
     environment = {
         "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
         "FAULTS_LOG": str(log),
@@ -202,7 +236,11 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
             reviving(served.pid, after=PAST_THE_LEASE) as counts,
             ExitStack() as stack,
         ):
-            followed = stack.enter_context(chain(cluster.url(), directory)) if scenario.told else None
+            followed = (
+                stack.enter_context(chain(cluster.url(), directory))
+                if scenario.told
+                else None
+            )
             yield Place(cluster, proxy, served, directory, log, counts, stack, followed)
     finally:
         proxy.listener.close()
@@ -210,7 +248,9 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
 
 
 @contextmanager
-def _served(scenario: Scenario, url: str, directory: Path, environment: dict[str, str]) -> Iterator[Server | Consumers]:
+def _served(
+    scenario: Scenario, url: str, directory: Path, environment: dict[str, str]
+) -> Iterator[Server | Consumers]:
     if not scenario.by_message:
         with running_server(url, directory, workers=WORKERS, **environment) as server:
             yield server
@@ -220,7 +260,9 @@ def _served(scenario: Scenario, url: str, directory: Path, environment: dict[str
 
 
 def _options(**settings: str) -> dict[str, str]:
-    return {"options": " ".join(f"-c {name}={value}" for name, value in settings.items())}
+    return {
+        "options": " ".join(f"-c {name}={value}" for name, value in settings.items())
+    }
 
 
 CRASHES = Scenario(
@@ -229,23 +271,40 @@ CRASHES = Scenario(
     (*MATRIX, "cut before COMMIT", "cut after COMMIT", "maintenance killed"),
     must_show=("worker restarted", "worker continued", "connection terminated"),
     share=0.3,
-    nemesis=lambda place: together(cutting(place.proxy), cleaning_up(place.cluster.url(), place.counts)),
+    nemesis=lambda place: together(
+        cutting(place.proxy), cleaning_up(place.cluster.url(), place.counts)
+    ),
 )
 BY_LOCK, MIXED = {"CLAIM": "lock"}, {"CLAIM": "mixed"}
 CRASHES_BY_LOCK = replace(
     CRASHES,
     name="crashes, claims by lock",
     choose=anywhere(0.5),
-    must_bite=("kill", "raise", "terminate", "cut", "cut before COMMIT", "cut after COMMIT"),
+    must_bite=(
+        "kill",
+        "raise",
+        "terminate",
+        "cut",
+        "cut before COMMIT",
+        "cut after COMMIT",
+    ),
     must_show=("worker restarted",),
     share=0.1,
     entry_points=ATOMIC,
     environment=BY_LOCK,
 )
-CRASHES_MIXED = replace(CRASHES_BY_LOCK, name="crashes, claims of both kinds", environment=MIXED)
+CRASHES_MIXED = replace(
+    CRASHES_BY_LOCK, name="crashes, claims of both kinds", environment=MIXED
+)
 ZOMBIES = Scenario(
     "zombies",
-    one_of(0.15, {"at": ("claim.after", "effect.before", "effect.after", "complete.before"), "do": "stop"}),
+    one_of(
+        0.15,
+        {
+            "at": ("claim.after", "effect.before", "effect.after", "complete.before"),
+            "do": "stop",
+        },
+    ),
     ("stop",),
     must_show=("worker continued",),
     share=0.05,
@@ -268,7 +327,13 @@ TIMEOUTS = Scenario(
         {"at": INSIDE, "do": "lock", "locks": [7, 8], "ms": 80},
         {"at": INSIDE, "do": "lock", "locks": [8, 7], "ms": 80},
     ),
-    ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout", "deadlock", "foreign row lock"),
+    (
+        "idle_in_transaction_session_timeout",
+        "statement_timeout",
+        "lock_timeout",
+        "deadlock",
+        "foreign row lock",
+    ),
     share=0.1,
     nemesis=lambda place: locking(place.cluster.url(), place.counts),
     connection=_options(
@@ -294,7 +359,16 @@ REPEATABLE_READ = Scenario(
     connection={"isolation_level": "3"},
 )
 CRASHES_OF_THE_DATABASE: tuple[dict[str, Any], ...] = (
-    {"at": ("claim.after", "lock.before", "lock.after", "effect.after", "complete.after"), "do": "crash"},
+    {
+        "at": (
+            "claim.after",
+            "lock.before",
+            "lock.after",
+            "effect.after",
+            "complete.after",
+        ),
+        "do": "crash",
+    },
     {"at": ("commit.before", "commit.after", "respond"), "do": "crash"},
 )
 DATABASE_CRASHES = Scenario(
@@ -314,14 +388,23 @@ def _failing_over(place: Place) -> Nemesis:
     return failing_over(place.cluster, standby, place.proxy)
 
 
-FAILOVER = Scenario("failover", one_of(0), ("failover",), share=0.15, nemesis=_failing_over, own_cluster=True)
+FAILOVER = Scenario(
+    "failover",
+    one_of(0),
+    ("failover",),
+    share=0.15,
+    nemesis=_failing_over,
+    own_cluster=True,
+)
 DISK_FULL = Scenario(
     "disk full",
     one_of(0),
     ("disk filled",),
     must_show=("disk full",),
     share=0.07,
-    nemesis=lambda place: filling(place.cluster.directory.parent, place.cluster, place.counts),
+    nemesis=lambda place: filling(
+        place.cluster.directory.parent, place.cluster, place.counts
+    ),
     own_disk=100,
 )
 CLOCK = Scenario(
@@ -363,7 +446,9 @@ def _beside_redis(directory: Path) -> dict[str, str]:
 def _harming_redis(place: Place) -> Nemesis:
     """Each write is on the disk before it is acknowledged, or a Redis that is killed would forget claims."""
     kept = ("--appendonly", "yes", "--appendfsync", "always")
-    node = running_node(place.directory, *kept, "--unixsocket", str(place.directory / SOCKET))
+    node = running_node(
+        place.directory, *kept, "--unixsocket", str(place.directory / SOCKET)
+    )
     return harming_redis(place.stack.enter_context(node), LEASE, place.counts)
 
 
@@ -407,7 +492,12 @@ def _harming_chain(place: Place) -> Nemesis:
 CHAINS = Scenario(
     "chains",
     anywhere(0.1),
-    ("relay or consumer killed", "broker killed", "cut before COMMIT", "cut after COMMIT"),
+    (
+        "relay or consumer killed",
+        "broker killed",
+        "cut before COMMIT",
+        "cut after COMMIT",
+    ),
     share=0.2,
     nemesis=_harming_chain,
     entry_points=CHARGES,

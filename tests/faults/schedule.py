@@ -30,12 +30,16 @@ LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 # These differ each time that a schedule is played.
 NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"transaction")
 TIMESTAMPTZ, TID = 1184, 27  # their types' numbers
-WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # how a claim tells when its record was made
+WRITTEN_TIME = re.compile(
+    rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00"
+)  # how a claim tells when its record was made
 HOUR = 3600
 IDLE = "(time passes)"
 TRIES = 5  # for a schedule that goes another way when it is played again
 
-OUTSIDE = SimpleNamespace(name="outside", tokens=0)  # who prepares a schedule and finishes it
+OUTSIDE = SimpleNamespace(
+    name="outside", tokens=0
+)  # who prepares a schedule and finishes it
 
 Work = Callable[[], Any]
 
@@ -76,13 +80,22 @@ class Actor:
     def pid(self) -> int:
         """Of the connection there is now, 0 for none: a claim replaces one that was left in a transaction."""
         try:
-            return self.connection.connection.info.backend_pid if self.connection.connection else 0
+            return (
+                self.connection.connection.info.backend_pid
+                if self.connection.connection
+                else 0
+            )
         except psycopg.OperationalError:  # closed by its thread just now
             return 0
 
     def begin(self, work: Work) -> None:
         self.at: str | None = None  # the gate it stands at
-        self.running, self.paused, self.asks_again, self.dying = True, False, False, False
+        self.running, self.paused, self.asks_again, self.dying = (
+            True,
+            False,
+            False,
+            False,
+        )
         self.fresh = True  # it has done nothing yet
         self.tokens = 0
         self.seen: Hashable = self.name  # all it has asked and been told
@@ -97,12 +110,23 @@ class Actor:
     def _gates(self) -> Iterator[None]:
         connection = connections["default"]
         # For every connection that it opens, because one that a kill left in a transaction is replaced.
-        options = {**connection.settings_dict["OPTIONS"], "options": "-c synchronous_commit=off"}
-        connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": None, "OPTIONS": options}
+        options = {
+            **connection.settings_dict["OPTIONS"],
+            "options": "-c synchronous_commit=off",
+        }
+        connection.settings_dict = {
+            **connection.settings_dict,
+            "CONN_MAX_AGE": None,
+            "OPTIONS": options,
+        }
         connection.ensure_connection()
         self.connection = connection
         for name in ("_commit", "_rollback"):
-            setattr(connection, name, self._gated(name.strip("_").upper(), getattr(connection, name)))
+            setattr(
+                connection,
+                name,
+                self._gated(name.strip("_").upper(), getattr(connection, name)),
+            )
         try:
             with connection.execute_wrapper(self._execute):
                 yield
@@ -123,7 +147,12 @@ class Actor:
                     result = self._do(work)
                 finally:
                     self.moved.acquire()
-                self.result, self.work, self.running, self.at = result, None, False, None
+                self.result, self.work, self.running, self.at = (
+                    result,
+                    None,
+                    False,
+                    None,
+                )
                 self.moved.notify_all()
 
     def _do(self, work: Any) -> Any:
@@ -133,9 +162,15 @@ class Actor:
             return Killed() if self.dying else error
         finally:
             # After a kill, Django has done none of its own bookkeeping.
-            self.connection.in_atomic_block, self.connection.needs_rollback = False, False
+            self.connection.in_atomic_block, self.connection.needs_rollback = (
+                False,
+                False,
+            )
             self.connection.savepoint_ids, self.connection.atomic_blocks = [], []
-            self.connection.run_on_commit, self.connection.run_commit_hooks_on_set_autocommit_on = [], False
+            (
+                self.connection.run_on_commit,
+                self.connection.run_commit_hooks_on_set_autocommit_on,
+            ) = [], False
             if not self.connection.get_autocommit():
                 self.connection.connection.rollback()
                 self.connection.set_autocommit(True)
@@ -146,7 +181,9 @@ class Actor:
             if not self.dying:
                 self.at, self.paused, self.running = name, pause, False
                 self.moved.notify_all()
-                assert self.moved.wait_for(lambda: self.running, PATIENCE), f"{self.name} was left at {name}"
+                assert self.moved.wait_for(lambda: self.running, PATIENCE), (
+                    f"{self.name} was left at {name}"
+                )
             if self.dying:
                 raise Killed
         self.learn(name)
@@ -157,9 +194,13 @@ class Actor:
         self.gate("pause", pause=True)
 
     def learn(self, what: Hashable) -> None:
-        self.seen = hashlib.blake2b(repr((self.seen, what)).encode(), digest_size=12).hexdigest()
+        self.seen = hashlib.blake2b(
+            repr((self.seen, what)).encode(), digest_size=12
+        ).hexdigest()
 
-    def _execute(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def _execute(
+        self, execute: Any, sql: str, params: Any, many: bool, context: Any
+    ) -> Any:
         self.gate(" ".join(sql.split())[:60])
         try:
             result = execute(sql, params, many, context)
@@ -194,9 +235,14 @@ def _rows(cursor: Any) -> Hashable:
     Times are told by the hour, which is longer than a schedule takes; places and names of the server's are numbered.
     """
     result = cursor.pgresult
-    columns = [(result.fname(column), result.ftype(column)) for column in range(result.nfields)]
+    columns = [
+        (result.fname(column), result.ftype(column)) for column in range(result.nfields)
+    ]
     return cursor.rowcount, tuple(
-        tuple(_value(result.get_value(row, number), *column) for number, column in enumerate(columns))
+        tuple(
+            _value(result.get_value(row, number), *column)
+            for number, column in enumerate(columns)
+        )
         for row in range(result.ntuples)
     )
 
@@ -211,11 +257,18 @@ def _value(value: bytes | None, name: bytes, type_: int) -> Hashable:
     if type_ != TIMESTAMPTZ and not WRITTEN_TIME.fullmatch(value):
         return value
     text = value.decode()
-    return round((datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)).total_seconds() / HOUR)
+    return round(
+        (
+            datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)
+        ).total_seconds()
+        / HOUR
+    )
 
 
 _places: dict[str, int] = {}  # where an actor was told that a row is, in a schedule
-_names: dict[tuple[bytes, bytes], int] = {}  # of sessions and transactions that an actor was told of, in a schedule
+_names: dict[
+    tuple[bytes, bytes], int
+] = {}  # of sessions and transactions that an actor was told of, in a schedule
 
 
 def place(value: str | None) -> int | None:
@@ -233,7 +286,9 @@ def token() -> Any:
     """In place of ``uuid4``: never used twice in a schedule, and the same when the schedule is played again."""
     actor = getattr(Actor.here, "actor", OUTSIDE)
     actor.tokens += 1
-    return UUID(bytes=hashlib.sha256(f"{actor.name} {actor.tokens}".encode()).digest()[:16])
+    return UUID(
+        bytes=hashlib.sha256(f"{actor.name} {actor.tokens}".encode()).digest()[:16]
+    )
 
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -251,7 +306,9 @@ class Found:
     diverged: int = 0  # went another way, were judged all the same, and played again
     missed: int = 0  # went another way each time
     outcomes: set[Any] = field(default_factory=set)
-    waited: set[str] = field(default_factory=set)  # the actors that ever waited for a lock
+    waited: set[str] = field(
+        default_factory=set
+    )  # the actors that ever waited for a lock
 
     def __str__(self) -> str:
         return (
@@ -283,13 +340,21 @@ class Explorer:
     def explore(self) -> Found:
         self.moved = threading.Condition()
         self.actors = {name: Actor(name, self.moved) for name in self.works}
-        self.found, self.known, self.looked = Found(), set[Hashable](), dict[tuple[str, ...], Hashable]()
-        _tell("SET synchronous_commit = off")  # nothing here has to survive a crash of the server
+        self.found, self.known, self.looked = (
+            Found(),
+            set[Hashable](),
+            dict[tuple[str, ...], Hashable](),
+        )
+        _tell(
+            "SET synchronous_commit = off"
+        )  # nothing here has to survive a crash of the server
         try:
             todo: list[tuple[str, ...]] = [()]
             while todo:
                 todo += self._play_if_it_can_be(todo.pop())
-                assert self.found.schedules + self.found.cut <= self.most, "more schedules than expected"
+                assert self.found.schedules + self.found.cut <= self.most, (
+                    "more schedules than expected"
+                )
         finally:
             self._end()
             _tell("RESET synchronous_commit")
@@ -316,7 +381,9 @@ class Explorer:
         diverged = False
         try:
             while choices := self._choices():
-                diverged = diverged or (len(played) < len(prefix) and prefix[len(played)] not in choices)
+                diverged = diverged or (
+                    len(played) < len(prefix) and prefix[len(played)] not in choices
+                )
                 if diverged:
                     choice = choices[0]
                 elif len(played) < len(prefix):
@@ -329,9 +396,14 @@ class Explorer:
                     left += [(*played, other) for other in choices[1:]]
                 played.append(choice)
                 self._step(choice)
-            outcome = self.finish({name: actor.result for name, actor in self.actors.items()})
+            outcome = self.finish(
+                {name: actor.result for name, actor in self.actors.items()}
+            )
         except AssertionError as error:
-            raise Violation(f"{error}\n  after {self.found.schedules} schedules, by\n" + self._told()) from error
+            raise Violation(
+                f"{error}\n  after {self.found.schedules} schedules, by\n"
+                + self._told()
+            ) from error
         finally:
             self._abandon()
         if diverged or len(played) < len(prefix):
@@ -366,17 +438,26 @@ class Explorer:
             return [IDLE]
         waiting = [actor for actor in waiting if not self._has_twin_before(actor)]
         able = [actor.name for actor in waiting if not actor.paused]
-        return able + [f"kill {actor.name}" for actor in waiting if self.killed < self.kills]
+        return able + [
+            f"kill {actor.name}" for actor in waiting if self.killed < self.kills
+        ]
 
     def _has_twin_before(self, actor: Actor) -> bool:
         """Of those with the same work who have done nothing yet, the first goes first: they differ in their names."""
-        before = [other for other in self.actors.values() if other.fresh and other.work is actor.work]
+        before = [
+            other
+            for other in self.actors.values()
+            if other.fresh and other.work is actor.work
+        ]
         return actor.fresh and before[0] is not actor
 
     def _is_new(self) -> bool:
         if not self.prune:
             return True
-        actors = tuple((name, actor.seen, actor.at, actor.paused, actor.done) for name, actor in self.actors.items())
+        actors = tuple(
+            (name, actor.seen, actor.at, actor.paused, actor.done)
+            for name, actor in self.actors.items()
+        )
         state = (actors, tuple(self.blocked), self.killed, self.idled, self.rows)
         if state in self.known:
             return False
@@ -411,7 +492,10 @@ class Explorer:
 
     def _rows_now(self) -> Hashable:
         """A schedule that is begun as one before has been looked at so far."""
-        so_far = (*self.trace, *(f"{name} at {actor.at}" for name, actor in self.actors.items()))
+        so_far = (
+            *self.trace,
+            *(f"{name} at {actor.at}" for name, actor in self.actors.items()),
+        )
         if so_far not in self.looked:
             self.looked[so_far] = self.look()
         return self.looked[so_far]
@@ -450,7 +534,11 @@ class Explorer:
             assert waited < PATIENCE, "somebody is lost"
 
     def _moving(self) -> list[Actor]:
-        return [actor for actor in self.actors.values() if not actor.done and actor.at is None]
+        return [
+            actor
+            for actor in self.actors.values()
+            if not actor.done and actor.at is None
+        ]
 
     def _waiting_for_locks(self, actors: list[Actor]) -> set[str]:
         """Those who wait for one of us; for an autovacuum, nobody waits long."""
@@ -469,7 +557,9 @@ class Explorer:
                 if not actor.done:
                     actor.dying, actor.at, actor.running = True, None, True
             self.moved.notify_all()
-            self.moved.wait_for(lambda: all(actor.done for actor in self.actors.values()), PATIENCE)
+            self.moved.wait_for(
+                lambda: all(actor.done for actor in self.actors.values()), PATIENCE
+            )
 
     def _end(self) -> None:
         with self.moved:

@@ -10,7 +10,17 @@ import pytest
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from tests.faults.trials import LOST, Call, History, Kind, Response, check, exercise, plan, without_losses
+from tests.faults.trials import (
+    LOST,
+    Call,
+    History,
+    Kind,
+    Response,
+    check,
+    exercise,
+    plan,
+    without_losses,
+)
 from tests.support.callers import effects, entry_point, pay, post
 
 A, B = Response(201, b"a"), Response(201, b"b")
@@ -40,8 +50,14 @@ RIGHT = {
     "a response that never came": ([UNENDED, A], 1),
     "another body refused": ([A, (1, MISMATCH), A], 1),
     "the other body was first": ([(1, A), (0, MISMATCH)], 1),
-    "the other body was first, and released": ([(1, Response(404)), (0, MISMATCH), (1, Response(404)), (0, A)], 1),
-    "one effect, and it is the one that was told": ([Response(201, b"a", effect="e")], ["e"]),
+    "the other body was first, and released": (
+        [(1, Response(404)), (0, MISMATCH), (1, Response(404)), (0, A)],
+        1,
+    ),
+    "one effect, and it is the one that was told": (
+        [Response(201, b"a", effect="e")],
+        ["e"],
+    ),
 }
 
 
@@ -53,8 +69,16 @@ def test_a_right_history_holds(requests, count):
 
 WRONG = {
     "two effects": ([A, A], 2, "took effect 2 times"),
-    "an effect of refused requests": ([IN_FLIGHT, MISMATCH], 1, "took effect, although every request was refused"),
-    "an effect of a key that nobody sent": ([], 1, "took effect, although every request was refused"),
+    "an effect of refused requests": (
+        [IN_FLIGHT, MISMATCH],
+        1,
+        "took effect, although every request was refused",
+    ),
+    "an effect of a key that nobody sent": (
+        [],
+        1,
+        "took effect, although every request was refused",
+    ),
     "phantom success": ([A], 0, "succeeded, but did not take effect"),
     "other bytes": ([A, B], 1, "got different responses"),
     "another body": ([A, (1, A)], 1, "got a response for different requests"),
@@ -68,7 +92,11 @@ WRONG = {
         ["there"],
         "got a response with an effect that is not there (there is there)",
     ),
-    "a mismatch with itself": ([A, MISMATCH], 1, "was refused as different from the request that got the response"),
+    "a mismatch with itself": (
+        [A, MISMATCH],
+        1,
+        "was refused as different from the request that got the response",
+    ),
     "stuck": ([NO_RESPONSE, IN_FLIGHT], 1, "never got a response"),
 }
 
@@ -122,7 +150,9 @@ def test_faults_end_before_the_keys_are_drained():
         seen.append("draining" if call.draining else "working")
         return Response(201)
 
-    exercise(send, lambda key: 1, clients=2, keys=3, operations=20, seed=1, nemesis=nemesis)
+    exercise(
+        send, lambda key: 1, clients=2, keys=3, operations=20, seed=1, nemesis=nemesis
+    )
     assert "working" in seen
     assert {*seen[seen.index("over") + 1 :]} == {"draining"}
 
@@ -137,21 +167,40 @@ def test_an_effect_after_the_last_response_is_counted():
             zombie.start()
         return A
 
-    verdict = exercise(send, lambda key: 1 + len(late), clients=1, keys=1, operations=1, seed=1, settle=0.5)
-    assert [violation.law for violation in verdict.violations] == ["took effect 2 times"]
+    verdict = exercise(
+        send,
+        lambda key: 1 + len(late),
+        clients=1,
+        keys=1,
+        operations=1,
+        seed=1,
+        settle=0.5,
+    )
+    assert [violation.law for violation in verdict.violations] == [
+        "took effect 2 times"
+    ]
 
 
 def test_a_key_whose_response_came_at_last_is_asked_for_once_more():
     responses = iter([A, B])
-    verdict = exercise(lambda call: next(responses) if call.draining else ERROR, lambda key: 1, keys=1, operations=1)
-    assert [violation.law for violation in verdict.violations] == ["got different responses"]
+    verdict = exercise(
+        lambda call: next(responses) if call.draining else ERROR,
+        lambda key: 1,
+        keys=1,
+        operations=1,
+    )
+    assert [violation.law for violation in verdict.violations] == [
+        "got different responses"
+    ]
 
 
 def test_an_exception_at_the_end_is_shown_as_no_response():
     def send(call):
         raise ConnectionError("the wire was cut")
 
-    verdict = exercise(send, lambda key: 0, clients=2, keys=1, operations=4, seed=7, drain=0)
+    verdict = exercise(
+        send, lambda key: 0, clients=2, keys=1, operations=4, seed=7, drain=0
+    )
     assert verdict.counts == {Kind.INFO: verdict.counts.total()}
     assert "never got a response" in str(verdict)
     assert "the wire was cut" in str(verdict)
@@ -207,7 +256,10 @@ def storing_before_commit(responses, request):
 
 def answering_anew(responses, request):
     """The effect is there once, but the response is made again for everybody."""
-    if key_of(request) not in responses and responses.setdefault(key_of(request), request) is request:
+    if (
+        key_of(request) not in responses
+        and responses.setdefault(key_of(request), request) is request
+    ):
         paying(request)
     return HttpResponse(uuid.uuid4().hex, status=201)
 
@@ -215,7 +267,10 @@ def answering_anew(responses, request):
 BROKEN = {
     "no entry point": (lambda responses, request: paying(request), "took effect"),
     "a look without a lock": (looking_first, "took effect"),
-    "a response stored before COMMIT": (storing_before_commit, "succeeded, but did not take effect"),
+    "a response stored before COMMIT": (
+        storing_before_commit,
+        "succeeded, but did not take effect",
+    ),
     "a response made anew": (answering_anew, "got different responses"),
     "a key for whatever body": (looking_first, "got a response for different requests"),
 }
@@ -226,7 +281,9 @@ BROKEN = {
 @pytest.mark.parametrize(("protect", "law"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_entry_point_is_caught(protect, law):
     verdict = tried(behind(protect))
-    assert any(violation.law.startswith(law) for violation in verdict.violations), verdict
+    assert any(violation.law.startswith(law) for violation in verdict.violations), (
+        verdict
+    )
 
 
 @pytest.mark.row_locks
@@ -241,9 +298,16 @@ def test_an_entry_point_of_the_package_passes_the_checker(mode):
 
 def test_only_keys_that_ran_twice_count_as_lost():
     """Where a store may lose records; whatever else is wrong is judged."""
-    events = [*told(A, B, key="lost"), *told(A, B, key="mixed up"), *told(ERROR, key="unanswered")]
+    events = [
+        *told(A, B, key="lost"),
+        *told(A, B, key="mixed up"),
+        *told(ERROR, key="unanswered"),
+    ]
     effects = {"lost": 2, "mixed up": 1, "unanswered": 0}
     counts = Counter()
     judged = without_losses(check(events, effects, drained=True), counts)
     assert counts == {LOST: 1}
-    assert {violation.key for violation in judged.violations} == {"mixed up", "unanswered"}
+    assert {violation.key for violation in judged.violations} == {
+        "mixed up",
+        "unanswered",
+    }

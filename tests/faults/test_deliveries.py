@@ -12,7 +12,9 @@ from tests.faults.chains import told
 from tests.faults.deliveries import Published, Seen, judged
 from tests.support.servers import ROOT
 
-EVENTS = [Published(f"{key}{number}", key, number) for number in range(2) for key in "ab"]
+EVENTS = [
+    Published(f"{key}{number}", key, number) for number in range(2) for key in "ab"
+]
 IDS = [event.id for event in EVENTS]
 TWICE_EACH = dict.fromkeys(IDS, 2)
 
@@ -44,13 +46,27 @@ def test_a_history_is_held_to_each_promise(history, promises):
 
 @pytest.mark.parametrize(
     ("charges", "receipts", "effects"),
-    [(["a"], 1, ["a"]), (["a"], 2, ["a", "a"]), (["a"], 0, []), ([], 1, ["no charge"]), ([], 0, [])],
+    [
+        (["a"], 1, ["a"]),
+        (["a"], 2, ["a", "a"]),
+        (["a"], 0, []),
+        ([], 1, ["no charge"]),
+        ([], 0, []),
+    ],
 )
-def test_the_effects_of_a_charge_are_counted_from_charges_and_receipts(charges, receipts, effects):
+def test_the_effects_of_a_charge_are_counted_from_charges_and_receipts(
+    charges, receipts, effects
+):
     assert told(charges, receipts) == effects
 
 
 def test_campaigns_start_in_a_shell_where_nothing_is_configured():
-    code = "import tests.faults.__main__, tests.faults.deliveries, tests.gameday.__main__"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "DATABASE"))}
+    code = (
+        "import tests.faults.__main__, tests.faults.deliveries, tests.gameday.__main__"
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DJANGO", "DATABASE"))
+    }
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

@@ -14,9 +14,20 @@ import pytest
 
 from django_idempotency import maintenance
 from tests.faults.schedule import Explorer, Violation
-from tests.faults.world import MODES, execute, hours_pass, in_all_modes, retention_ends, told
+from tests.faults.world import (
+    MODES,
+    execute,
+    hours_pass,
+    in_all_modes,
+    retention_ends,
+    told,
+)
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.usefixtures("transactional_db"),
+    pytest.mark.exhaustive,
+]
 
 
 ALL = "ALL_STATES" in os.environ
@@ -26,18 +37,27 @@ OTHER_BODY = b'{"amount": 6}'
 
 
 LARGEST = [True] if ALL else []
-REAPERS = [dict.fromkeys(names, maintenance.reap) for names in ((), ("reaper",), ("reaper", "reaper2"))]
+REAPERS = [
+    dict.fromkeys(names, maintenance.reap)
+    for names in ((), ("reaper",), ("reaper", "reaper2"))
+]
 
 
-@pytest.mark.parametrize(("mode", "states"), [("atomic", 48), ("lease", 6), ("hold", 6)])
+@pytest.mark.parametrize(
+    ("mode", "states"), [("atomic", 48), ("lease", 6), ("hold", 6)]
+)
 @pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 def test_two_callers(world, mode, states, lock):
     w = world(mode)
     assert w.explore(dict.fromkeys("AB", w.caller())).states >= states
 
 
-@pytest.mark.parametrize(("mode", "schedules"), [("lease", 3), *(("atomic", 65) for _ in LARGEST)])
-def test_a_schedule_that_is_cut_short_would_have_come_to_nothing_new(world, mode, schedules):
+@pytest.mark.parametrize(
+    ("mode", "schedules"), [("lease", 3), *(("atomic", 65) for _ in LARGEST)]
+)
+def test_a_schedule_that_is_cut_short_would_have_come_to_nothing_new(
+    world, mode, schedules
+):
     w = world(mode)
     works = dict.fromkeys("AB", w.caller())
     uncut = w.explore(works, prune=False)
@@ -45,7 +65,10 @@ def test_a_schedule_that_is_cut_short_would_have_come_to_nothing_new(world, mode
     assert w.explore(works).outcomes == uncut.outcomes
 
 
-@pytest.mark.parametrize(("mode", "states"), [("lease", 10), ("hold", 10), *(("atomic", 500) for _ in LARGEST)])
+@pytest.mark.parametrize(
+    ("mode", "states"),
+    [("lease", 10), ("hold", 10), *(("atomic", 500) for _ in LARGEST)],
+)
 def test_three_callers(world, mode, states):
     w = world(mode)
     assert w.explore(dict.fromkeys("ABC", w.caller())).states >= states
@@ -73,7 +96,11 @@ def test_two_callers_that_die(world, mode, wait, states, kills):
 def test_for_the_grace_nobody_alive_is_overtaken(world):
     w = world(takeover_grace=3600)
     found = w.explore(dict.fromkeys("AB", w.caller()), kills=1)
-    lost = [told for told, last in found.outcomes if last[1][-1] != "1" and "Killed" not in str(told)]
+    lost = [
+        told
+        for told, last in found.outcomes
+        if last[1][-1] != "1" and "Killed" not in str(told)
+    ]
     assert not lost
     assert found.states >= 160
 
@@ -102,11 +129,17 @@ def test_two_callers_with_different_requests(world, mode):
     assert {status for _answers, status in found.outcomes} == {"completed"}
 
 
-@pytest.mark.parametrize(("mode", "states"), [("lease", 50), ("hold", 38), *(("atomic", 240) for _ in LARGEST)])
+@pytest.mark.parametrize(
+    ("mode", "states"),
+    [("lease", 50), ("hold", 38), *(("atomic", 240) for _ in LARGEST)],
+)
 def test_callers_whose_leases_run_out(world, mode, states):
     w = world(mode)
     w.runs_again = mode == "lease"
-    assert w.explore({**dict.fromkeys("AB", w.caller()), "time": hours_pass}).states >= states
+    assert (
+        w.explore({**dict.fromkeys("AB", w.caller()), "time": hours_pass}).states
+        >= states
+    )
 
 
 @pytest.mark.parametrize("callers", ["A", *("AB" for _ in LARGEST)])
@@ -119,7 +152,15 @@ def test_the_heartbeat_beside_owners_and_zombies(world, callers):
 
 @pytest.mark.parametrize(
     ("mode", "callers", "reapers"),
-    [("atomic", "A", 1), *((mode, *who) for mode in MODES for who in (("A", 2), ("AB", 1)) for _ in LARGEST)],
+    [
+        ("atomic", "A", 1),
+        *(
+            (mode, *who)
+            for mode in MODES
+            for who in (("A", 2), ("AB", 1))
+            for _ in LARGEST
+        ),
+    ],
 )
 def test_reapers_beside_live_and_dead_owners(world, mode, callers, reapers):
     w = world(mode)
@@ -133,7 +174,12 @@ def test_reapers_beside_live_and_dead_owners(world, mode, callers, reapers):
     [
         *((mode, "AB", 0) for mode in MODES),
         *(("lease", "A", 1), ("lease", "", 2)),
-        *((mode, *who) for mode in MODES for who in (("A", 2), ("AB", 1)) for _ in LARGEST),
+        *(
+            (mode, *who)
+            for mode in MODES
+            for who in (("A", 2), ("AB", 1))
+            for _ in LARGEST
+        ),
     ],
 )
 def test_a_dead_owner_is_found_by(world, mode, callers, reapers):
@@ -148,10 +194,16 @@ def test_a_dead_owner_is_found_by(world, mode, callers, reapers):
     [
         ("hold", {}, 100),
         *(("lease", {}, 230) for _ in LARGEST),
-        *((mode, {"time": hours_pass}, 490) for mode in ("lease", "hold") for _ in LARGEST),
+        *(
+            (mode, {"time": hours_pass}, 490)
+            for mode in ("lease", "hold")
+            for _ in LARGEST
+        ),
     ],
 )
-def test_a_lease_that_ran_out_is_renewed_or_reaped_or_taken_over(world, mode, others, states):
+def test_a_lease_that_ran_out_is_renewed_or_reaped_or_taken_over(
+    world, mode, others, states
+):
     w = world(mode)
     w.runs_again = mode == "lease"
     works = {"A": w.caller(), "beat": w.beat, "reaper": maintenance.reap, **others}
@@ -165,13 +217,22 @@ def test_a_lease_that_ran_out_is_renewed_or_reaped_or_taken_over(world, mode, ot
         ("atomic", "A", {"cleanup": maintenance.cleanup}, 75),
         ("hold", "A", {"cleanup": maintenance.cleanup}, 60),
         ("lease", "A", {"cleanup": maintenance.cleanup}, 60),
-        *((mode, "AB", {"cleanup": maintenance.cleanup}, 330) for mode in MODES for _ in LARGEST),
+        *(
+            (mode, "AB", {"cleanup": maintenance.cleanup}, 330)
+            for mode in MODES
+            for _ in LARGEST
+        ),
     ],
 )
 def test_the_retention_ends_beside(world, mode, callers, others, states):
     w = world(mode)
     works = dict.fromkeys(callers, w.caller())
-    assert w.explore({**works, **others, "expiry": retention_ends}, given=w.earlier_life).states >= states
+    assert (
+        w.explore(
+            {**works, **others, "expiry": retention_ends}, given=w.earlier_life
+        ).states
+        >= states
+    )
 
 
 def explored(shorter, judge=lambda play: None):
@@ -195,7 +256,9 @@ def explored(shorter, judge=lambda play: None):
         return len(answers)
 
     works = {"A": two, "B": two_or_none}
-    return Explorer(works, prepare=prepare, look=lambda: None, finish=finish, prune=False).explore()
+    return Explorer(
+        works, prepare=prepare, look=lambda: None, finish=finish, prune=False
+    ).explore()
 
 
 def test_a_schedule_that_diverged_is_played_again():

@@ -8,13 +8,22 @@ from django.http import HttpResponse
 
 from django_idempotency import maintenance
 from django_idempotency.stores import lock_claims
-from django_idempotency.stores.claim_function import FUNCTION, OWNER_LOCK, TABLE_NUMBER, TRANSACTION
+from django_idempotency.stores.claim_function import (
+    FUNCTION,
+    OWNER_LOCK,
+    TABLE_NUMBER,
+    TRANSACTION,
+)
 from tests.faults.schedule import Violation
 from tests.faults.world import RECORDS, execute, retention_ends, told
 from tests.support.callers import entry_point, pay
 from tests.support.views_of_laws import OTHER_BODY
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.usefixtures("transactional_db"),
+    pytest.mark.exhaustive,
+]
 
 OTHERS = pytest.mark.parametrize("other", ["lock", "record"])
 
@@ -33,7 +42,9 @@ def test_two_callers_one_of_which_may_die(locking, other):
 
 
 @pytest.mark.parametrize(
-    ("other", "outcome"), [("lock", 404), ("lock", 500), ("record", 404), ("record", ValueError())], ids=str
+    ("other", "outcome"),
+    [("lock", 404), ("lock", 500), ("record", 404), ("record", ValueError())],
+    ids=str,
 )
 def test_a_caller_whose_view_fails_or_refuses(locking, other, outcome):
     w = locking
@@ -49,7 +60,9 @@ def different_requests(w, **other):
         assert len(w.ran) < 2, "L6: both ran"
         return answers
 
-    return w.explore({"A": w.caller(), "B": w.caller(body=OTHER_BODY, **other)}, finish=finish)
+    return w.explore(
+        {"A": w.caller(), "B": w.caller(body=OTHER_BODY, **other)}, finish=finish
+    )
 
 
 @OTHERS
@@ -99,14 +112,20 @@ def test_without_the_lock_of_the_key_two_requests_run(locking, take_out):
         different_requests(locking)
 
 
-def test_without_the_lock_of_the_request_a_duplicate_counts_as_a_mismatch(locking, take_out):
+def test_without_the_lock_of_the_request_a_duplicate_counts_as_a_mismatch(
+    locking, take_out
+):
     take_out("CLAIM", REQUESTS_LOCK, "%s = 0")
     with pytest.raises(Violation, match="422"):
         locking.explore(dict.fromkeys("AB", locking.caller()))
 
 
-def test_a_claim_by_record_that_ignores_the_lock_runs_beside_it(locking, take_out_of_the_function):
-    take_out_of_the_function("NOT pg_try_advisory_xact_lock_shared(owner_lock)", "false")
+def test_a_claim_by_record_that_ignores_the_lock_runs_beside_it(
+    locking, take_out_of_the_function
+):
+    take_out_of_the_function(
+        "NOT pg_try_advisory_xact_lock_shared(owner_lock)", "false"
+    )
     with pytest.raises(Violation, match="L6"):
         locking.explore({"A": locking.caller(), "B": locking.caller(claim="record")})
 
@@ -132,7 +151,9 @@ def test_without_lookup_and_index_a_request_takes_effect_twice(locking, take_out
         with pytest.raises(Violation, match="L1"):
             locking.explore(dict.fromkeys("AB", locking.caller()))
     finally:
-        execute(f"TRUNCATE {RECORDS}; ALTER TABLE {RECORDS} ADD CONSTRAINT {index} PRIMARY KEY (id)")
+        execute(
+            f"TRUNCATE {RECORDS}; ALTER TABLE {RECORDS} ADD CONSTRAINT {index} PRIMARY KEY (id)"
+        )
 
 
 def constraints(kind):
@@ -145,7 +166,9 @@ def constraints(kind):
 def test_without_the_transactions_number_a_lost_run_is_stored(locking, monkeypatch):
     same = f"{TRANSACTION} = %s"
     assert same in lock_claims.INSERT
-    monkeypatch.setattr(lock_claims, "INSERT", lock_claims.INSERT.replace(same, "%s::text IS NOT NULL"))
+    monkeypatch.setattr(
+        lock_claims, "INSERT", lock_claims.INSERT.replace(same, "%s::text IS NOT NULL")
+    )
 
     def view(request):
         pay()

@@ -54,13 +54,18 @@ def test_without_a_lock_two_take_what_one_may(world, monkeypatch, mode):
     w = world(mode)
     monkeypatch.setattr(database, "_for_update", lambda rows, **how: rows)
     with pytest.raises(Violation, match=r"L[123]"):
-        w.explore({**dict.fromkeys("AB", w.caller()), "expiry": retention_ends}, given=w.earlier_life)
+        w.explore(
+            {**dict.fromkeys("AB", w.caller()), "expiry": retention_ends},
+            given=w.earlier_life,
+        )
 
 
 def test_without_a_lock_the_reaper_waits_for_a_live_owner(world, monkeypatch):
     w = world()
     monkeypatch.setattr(sweep, "locked", lambda rows: rows)
-    with pytest.raises(AssertionError, match=r"L11|L3"):  # or the reaper takes from it what it has answered meanwhile
+    with pytest.raises(
+        AssertionError, match=r"L11|L3"
+    ):  # or the reaper takes from it what it has answered meanwhile
         w.explore({"A": w.caller(), "time": hours_pass, "reaper": maintenance.reap})
 
 
@@ -68,7 +73,10 @@ def test_without_a_lock_two_reapers_reap_the_same(world, monkeypatch):
     w = world()
     monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(Violation, match="L11: maintenance told of 2 rows, and wrote 1"):
-        w.explore({"reaper": maintenance.reap, "reaper2": maintenance.reap}, given=w.dead_holder)
+        w.explore(
+            {"reaper": maintenance.reap, "reaper2": maintenance.reap},
+            given=w.dead_holder,
+        )
 
 
 def test_without_a_lock_the_reaper_takes_a_lease_that_is_renewed(world, monkeypatch):
@@ -78,11 +86,15 @@ def test_without_a_lock_the_reaper_takes_a_lease_that_is_renewed(world, monkeypa
         w.explore({"beat": w.beat, "reaper": maintenance.reap}, given=w.stopped_holder)
 
 
-def test_without_a_second_lookup_a_lease_that_is_renewed_is_taken_over(world, monkeypatch):
+def test_without_a_second_lookup_a_lease_that_is_renewed_is_taken_over(
+    world, monkeypatch
+):
     def take_over(claimant):
         try:
             with claimant.store.try_lock(claimant.operation.id) as record:
-                return claimant.store.reassign(record, claimant.operation, claimant.token)
+                return claimant.store.reassign(
+                    record, claimant.operation, claimant.token
+                )
         except StoreConflict:
             return ASK_AGAIN
 
@@ -95,19 +107,28 @@ def test_without_a_second_lookup_a_lease_that_is_renewed_is_taken_over(world, mo
 def test_without_the_fence_a_zombie_renews_anothers_lease(world, monkeypatch):
     def renew(store, claims):
         ids = [claim.id for claim in claims]
-        IdempotencyRecord.objects.filter(pk__in=ids).update(locked_until=database.ahead(store.policy.mode.seconds))
+        IdempotencyRecord.objects.filter(pk__in=ids).update(
+            locked_until=database.ahead(store.policy.mode.seconds)
+        )
 
     w = world("lease")
     w.runs_again = True
     monkeypatch.setattr(database.DatabaseStore, "renew", renew)
     with pytest.raises(Violation, match="L5"):
-        w.explore({"A": w.caller(), "beat": w.beat, "time": hours_pass}, given=w.stopped_holder)
+        w.explore(
+            {"A": w.caller(), "beat": w.beat, "time": hours_pass},
+            given=w.stopped_holder,
+        )
 
 
 @in_all_modes
-def test_without_the_end_of_retention_cleanup_allows_a_duplicate(world, monkeypatch, mode):
+def test_without_the_end_of_retention_cleanup_allows_a_duplicate(
+    world, monkeypatch, mode
+):
     w = world(mode)
-    monkeypatch.setattr(RecordQuerySet, "purgeable", lambda rows: rows.filter(token=None))
+    monkeypatch.setattr(
+        RecordQuerySet, "purgeable", lambda rows: rows.filter(token=None)
+    )
     works = {"A": w.caller(), "cleanup": maintenance.cleanup, "expiry": retention_ends}
     with pytest.raises(Violation, match=r"L[123]"):
         w.explore(works, given=w.earlier_life)
@@ -117,7 +138,10 @@ def test_without_a_lock_cleaning_up_waits_for_a_live_owner(world, monkeypatch):
     w = world()
     monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(AssertionError, match="L11: maintenance waited"):
-        w.explore({"A": w.caller(), "cleanup": maintenance.cleanup, "expiry": retention_ends}, given=w.earlier_life)
+        w.explore(
+            {"A": w.caller(), "cleanup": maintenance.cleanup, "expiry": retention_ends},
+            given=w.earlier_life,
+        )
 
 
 def test_without_the_grace_a_live_claim_is_overtaken(world):

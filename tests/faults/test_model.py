@@ -15,12 +15,22 @@ import pytest
 
 pytestmark = [pytest.mark.spin, pytest.mark.slow]
 
-RECORD, LOCK = (Path(__file__).parent / "model" / name for name in ("claim.pml", "lock_claim.pml"))
+RECORD, LOCK = (
+    Path(__file__).parent / "model" / name for name in ("claim.pml", "lock_claim.pml")
+)
 ALL = "ALL_STATES" in os.environ
 MODES = ("ATOMIC", "LEASE", "HOLD")
 # In lease mode, time is part of the state: two requests and one outage have a tenth of the states of three and two.
-LAWS = [(mode, ()) for mode in MODES] if ALL else [("ATOMIC", ()), ("HOLD", ()), ("LEASE", ("REQUESTS=2", "OUTAGES=1"))]
-ENDS = [("REQUESTS=3", "OUTAGES=0"), ("REQUESTS=2", "OUTAGES=1")] if ALL else [("REQUESTS=2", "OUTAGES=0")]
+LAWS = (
+    [(mode, ()) for mode in MODES]
+    if ALL
+    else [("ATOMIC", ()), ("HOLD", ()), ("LEASE", ("REQUESTS=2", "OUTAGES=1"))]
+)
+ENDS = (
+    [("REQUESTS=3", "OUTAGES=0"), ("REQUESTS=2", "OUTAGES=1")]
+    if ALL
+    else [("REQUESTS=2", "OUTAGES=0")]
+)
 # Lease mode with on_crash="retry" may run again, and says so, so a mutant that only runs again breaks no law there.
 MUTANTS = (
     ("NO_FENCE", "ATOMIC", "LEASE"),
@@ -53,12 +63,22 @@ LOCK_MUTANTS = {
     "LOOK_WITHOUT_LOCKS ONLY_LOCKS": "committing",
     "LOOK_ONCE REPEATABLE ONLY_LOCKS": "committing",
 }
-SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")  # finding a mutant takes less time than optimizing would
+SAFETY = (
+    "-O0",
+    "-DSAFETY",
+    "-DNOCLAIM",
+)  # finding a mutant takes less time than optimizing would
 WHOLE = ("-O1", *SAFETY[1:])
 LIVENESS = ("-O1", "-DNFAIR=12")
 
 
-def verify(directory: Path, defines: list[str], compiled: tuple[str, ...], *options: str, model: Path = RECORD) -> str:
+def verify(
+    directory: Path,
+    defines: list[str],
+    compiled: tuple[str, ...],
+    *options: str,
+    model: Path = RECORD,
+) -> str:
     """Search every reachable state; spin's report."""
     shutil.copy(model, directory)
     for command in (
@@ -67,7 +87,11 @@ def verify(directory: Path, defines: list[str], compiled: tuple[str, ...], *opti
     ):
         subprocess.run(command, cwd=directory, check=True, capture_output=True)
     report = subprocess.run(
-        ["./pan", "-m400000", "-w24", "-n", *options], cwd=directory, check=True, capture_output=True, text=True
+        ["./pan", "-m400000", "-w24", "-n", *options],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     assert "max search depth too small" not in report
     return report
@@ -79,7 +103,9 @@ def errors(report: str) -> int:
 
 
 @pytest.mark.parametrize(("mode", "size"), LAWS)
-def test_laws_hold_in_every_reachable_state(mode: str, size: tuple[str, ...], tmp_path: Path) -> None:
+def test_laws_hold_in_every_reachable_state(
+    mode: str, size: tuple[str, ...], tmp_path: Path
+) -> None:
     report = verify(tmp_path, [f"MODE={mode}", *size], WHOLE)
     assert errors(report) == 0, report
     assert "invalid end states\t+" in report
@@ -87,13 +113,18 @@ def test_laws_hold_in_every_reachable_state(mode: str, size: tuple[str, ...], tm
 
 @pytest.mark.parametrize("size", ENDS, ids="-".join)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_key_that_is_retried_comes_to_an_end(mode: str, size: tuple[str, ...], tmp_path: Path) -> None:
-    report = verify(tmp_path, [f"MODE={mode}", *size], LIVENESS, "-a", "-f", "-N", "ends")
+def test_a_key_that_is_retried_comes_to_an_end(
+    mode: str, size: tuple[str, ...], tmp_path: Path
+) -> None:
+    report = verify(
+        tmp_path, [f"MODE={mode}", *size], LIVENESS, "-a", "-f", "-N", "ends"
+    )
     assert errors(report) == 0, report
 
 
 @pytest.mark.parametrize(
-    ("mutant", "mode"), [(name, mode) for name, *modes in MUTANTS for mode in modes[: 2 if ALL else 1]]
+    ("mutant", "mode"),
+    [(name, mode) for name, *modes in MUTANTS for mode in modes[: 2 if ALL else 1]],
 )
 def test_a_mutant_breaks_a_law(mode: str, mutant: str, tmp_path: Path) -> None:
     report = verify(tmp_path, [f"MODE={mode}", mutant], SAFETY)

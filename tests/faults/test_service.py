@@ -7,11 +7,20 @@ from dataclasses import replace
 import pytest
 
 from tests.faults import scenarios
-from tests.faults.scenarios import CRASHES, CRASHES_OF_THE_DATABASE, DATABASE_CRASHES, MIXED
+from tests.faults.scenarios import (
+    CRASHES,
+    CRASHES_OF_THE_DATABASE,
+    DATABASE_CRASHES,
+    MIXED,
+)
 from tests.faults.troubles import MATRIX, anywhere, one_of
 
-MORE_CRASHES = replace(CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)), environment=MIXED)
-MORE_DATABASE_CRASHES = replace(DATABASE_CRASHES, choose=one_of(0.2, *CRASHES_OF_THE_DATABASE))
+MORE_CRASHES = replace(
+    CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)), environment=MIXED
+)
+MORE_DATABASE_CRASHES = replace(
+    DATABASE_CRASHES, choose=one_of(0.2, *CRASHES_OF_THE_DATABASE)
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.postgresql, pytest.mark.slow]
 
@@ -32,6 +41,8 @@ def ground():
 )
 def test_every_law_holds_whatever_is_done_to(scenario, operations, bites, ground):
     scenario = replace(scenario, must_bite=sorted(bites))
-    outcome = scenarios.run(scenario, *ground, operations=operations, seed=1, least=1, patience=120)
+    outcome = scenarios.run(
+        scenario, *ground, operations=operations, seed=1, least=1, patience=120
+    )
     assert not outcome.violations, outcome.verdicts
     assert not outcome.toothless(1)

@@ -29,11 +29,23 @@ from django_idempotency.engine.background import Worker
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
-from django_idempotency.values.outcomes import Claimed, InFlight, Mismatch, OnHold, Operation, Replay, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    InFlight,
+    Mismatch,
+    OnHold,
+    Operation,
+    Replay,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.threads import OtherThread
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.usefixtures("transactional_db"),
+    pytest.mark.exhaustive,
+]
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "15"))
 POLICIES = {
@@ -42,7 +54,10 @@ POLICIES = {
     "lease": Policy(mode="lease"),
     "hold": Policy(mode=Lease(on_crash="hold")),
 }
-SKIPPING = {"BACKEND": "django_idempotency.stores.DatabaseStore", "OPTIONS": {"row_lock": "skip_locked"}}
+SKIPPING = {
+    "BACKEND": "django_idempotency.stores.DatabaseStore",
+    "OPTIONS": {"row_lock": "skip_locked"},
+}
 FINGERPRINTS = (b"a" * 32, b"b" * 32)
 RESPONSES = st.builds(
     StoredResponse,
@@ -74,7 +89,13 @@ class Model:
         """What waits for an operator waits as long as it takes."""
         return self.expired and not self.live and not self.on_hold
 
-    def end(self, status: str, *, answer: StoredResponse | None = None, on_hold: bool = False) -> None:
+    def end(
+        self,
+        status: str,
+        *,
+        answer: StoredResponse | None = None,
+        on_hold: bool = False,
+    ) -> None:
         self.status, self.answer, self.on_hold = status, answer, on_hold
         self.token, self.lapsed, self.expired = None, False, False
 
@@ -87,7 +108,9 @@ def actual() -> Model | None:
     answer = None
     if record.response_status is not None:
         body = None if record.response_body is None else bytes(record.response_body)
-        answer = StoredResponse(record.response_status, tuple(map(tuple, record.response_headers)), body)
+        answer = StoredResponse(
+            record.response_status, tuple(map(tuple, record.response_headers)), body
+        )
     return Model(
         fingerprint=bytes(record.fingerprint),
         token=record.token,
@@ -103,7 +126,9 @@ def actual() -> Model | None:
 class Life(RuleBasedStateMachine):
     policy: Policy
     model: Model | None = None
-    block: transaction.Atomic | None = None  # the business transaction of a live owner in atomic mode
+    block: transaction.Atomic | None = (
+        None  # the business transaction of a live owner in atomic mode
+    )
 
     @initialize()
     def begin(self) -> None:
@@ -243,15 +268,22 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.model and self.unlocked())
     @rule()
     def retention_runs_out(self) -> None:
-        IdempotencyRecord.objects.update(expires_at=ahead(-9), purge_at=ahead(-9), locked_at=F("locked_at"))
+        IdempotencyRecord.objects.update(
+            expires_at=ahead(-9), purge_at=ahead(-9), locked_at=F("locked_at")
+        )
         self.model.expired = True
 
     @rule()
     def reap(self) -> None:
         reaped = maintenance.reap()
-        stuck = bool(self.model and self.model.live and self.model.lapsed and self.unlocked())
+        stuck = bool(
+            self.model and self.model.live and self.model.lapsed and self.unlocked()
+        )
         hold = self.policy.holds_on_crash
-        assert (reaped.done["failed"], reaped.done["on_hold"]) == (stuck and not hold, stuck and hold)
+        assert (reaped.done["failed"], reaped.done["on_hold"]) == (
+            stuck and not hold,
+            stuck and hold,
+        )
         if stuck:
             expired = self.model.expired
             self.model.end("failed", on_hold=hold)
@@ -272,8 +304,21 @@ class Life(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("mode", POLICIES)
 def test_record_and_model_agree_after_every_step(monkeypatch, mode):
-    monkeypatch.setattr(Worker, "wake", lambda worker: None)  # counts of replays are not part of this life
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    limits = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=checks)
+    monkeypatch.setattr(
+        Worker, "wake", lambda worker: None
+    )  # counts of replays are not part of this life
+    checks = [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ]
+    limits = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=checks,
+    )
     with override_settings(IDEMPOTENCY={"STORES": {"skip_locked": SKIPPING}}):
-        run_state_machine_as_test(type("Life", (Life,), {"policy": POLICIES[mode]}), settings=limits)
+        run_state_machine_as_test(
+            type("Life", (Life,), {"policy": POLICIES[mode]}), settings=limits
+        )

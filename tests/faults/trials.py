@@ -82,7 +82,11 @@ class Exchange:
     detail: str = ""
 
     def __str__(self) -> str:
-        text = " ".join(filter(None, (str(self.status or ""), self.digest, self.effect, self.detail)))
+        text = " ".join(
+            filter(
+                None, (str(self.status or ""), self.digest, self.effect, self.detail)
+            )
+        )
         times = f"{self.begun}–{self.ended if self.ended < math.inf else ''}"
         return f"{times:>13}  client {self.call.client:<3} body {self.call.variant}  {self.kind:<5} {text}".rstrip()
 
@@ -101,11 +105,17 @@ class History:
             self.exchanges.append(exchange)
         return exchange
 
-    def end(self, exchange: Exchange, response: Response | None, detail: str = "") -> Kind:
+    def end(
+        self, exchange: Exchange, response: Response | None, detail: str = ""
+    ) -> Kind:
         """Record the end of a request. ``response``: ``None`` if there was none."""
         exchange.detail = detail
         if response is not None:
-            exchange.kind, exchange.status, exchange.effect = response.kind, response.status, response.effect
+            exchange.kind, exchange.status, exchange.effect = (
+                response.kind,
+                response.status,
+                response.effect,
+            )
             exchange.digest = hashlib.sha256(response.body).hexdigest()[:16]
         with self._lock:
             exchange.ended = next(self._times)
@@ -126,7 +136,12 @@ class Violation:
     evidence: Sequence[Exchange]
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.key}: {self.law}", *(f"  {exchange}" for exchange in self.evidence)])
+        return "\n".join(
+            [
+                f"{self.key}: {self.law}",
+                *(f"  {exchange}" for exchange in self.evidence),
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +162,21 @@ class Verdict:
         text = f"{self.counts.total()} requests with {self.keys} keys ({ends})"
         if self.holds:
             return f"{text}: no violations"
-        return "\n".join([f"{text}: {len(self.violations)} violations, seed {self.seed}", *map(str, self.violations)])
+        return "\n".join(
+            [
+                f"{text}: {len(self.violations)} violations, seed {self.seed}",
+                *map(str, self.violations),
+            ]
+        )
 
 
-def check(history: Iterable[Exchange], effects: Effects, *, drained: bool = True, seed: int | None = None) -> Verdict:
+def check(
+    history: Iterable[Exchange],
+    effects: Effects,
+    *,
+    drained: bool = True,
+    seed: int | None = None,
+) -> Verdict:
     """Check a history against the effects that there are in the end, by key: their number, or their names. Pure.
 
     - A key takes effect at most once, and only if one of its requests was not refused.
@@ -167,16 +193,22 @@ def check(history: Iterable[Exchange], effects: Effects, *, drained: bool = True
     violations = [
         Violation(key, law, sorted(evidence, key=lambda one: one.begun))
         for key in sorted(exchanges.keys() | effects.keys())
-        for law, evidence in _broken(exchanges.get(key, []), effects.get(key, 0), drained)
+        for law, evidence in _broken(
+            exchanges.get(key, []), effects.get(key, 0), drained
+        )
     ]
-    counts = Counter(exchange.kind for of_key in exchanges.values() for exchange in of_key)
+    counts = Counter(
+        exchange.kind for of_key in exchanges.values() for exchange in of_key
+    )
     return Verdict(tuple(violations), counts, len(exchanges), seed)
 
 
 Broken = Iterator[tuple[str, Sequence[Exchange]]]
 
 
-def _broken(exchanges: Sequence[Exchange], effects: int | Collection[str], drained: bool) -> Broken:
+def _broken(
+    exchanges: Sequence[Exchange], effects: int | Collection[str], drained: bool
+) -> Broken:
     number = effects if isinstance(effects, int) else len(effects)
     successes = [one for one in exchanges if one.kind == Kind.OK]
     possible = [one for one in exchanges if one.kind != Kind.FAIL]
@@ -197,11 +229,23 @@ def _broken(exchanges: Sequence[Exchange], effects: int | Collection[str], drain
     if not isinstance(effects, int) and effects:
         wrong = [one for one in successes if one.effect not in effects]  # or names none
         if wrong:
-            yield f"got a response with an effect that is not there (there is {', '.join(effects)})", wrong[:1]
-    for first in successes[:1]:  # before it, the key may have been that of another request, whose claim was released
-        later = [one for one in exchanges if one.begun > first.ended and one.call.variant == first.call.variant]
+            yield (
+                f"got a response with an effect that is not there (there is {', '.join(effects)})",
+                wrong[:1],
+            )
+    for first in successes[
+        :1
+    ]:  # before it, the key may have been that of another request, whose claim was released
+        later = [
+            one
+            for one in exchanges
+            if one.begun > first.ended and one.call.variant == first.call.variant
+        ]
         if refused := [one for one in later if one.status == MISMATCH]:
-            yield "was refused as different from the request that got the response", [first, refused[0]]
+            yield (
+                "was refused as different from the request that got the response",
+                [first, refused[0]],
+            )
 
 
 LOST = "key lost by a failover"
@@ -209,9 +253,16 @@ LOST = "key lost by a failover"
 
 def without_losses(verdict: Verdict, counts: Counter[str]) -> Verdict:
     """Count the keys that ran twice as lost, and judge the others: a store may lose what it has acknowledged."""
-    lost = {violation.key for violation in verdict.violations if violation.law.startswith("took effect ")}
+    lost = {
+        violation.key
+        for violation in verdict.violations
+        if violation.law.startswith("took effect ")
+    }
     counts[LOST] += len(lost)
-    return replace(verdict, violations=tuple(one for one in verdict.violations if one.key not in lost))
+    return replace(
+        verdict,
+        violations=tuple(one for one in verdict.violations if one.key not in lost),
+    )
 
 
 # --- The trial -------------------------------------------------------------------------------------------------------
@@ -221,7 +272,9 @@ FindEffects = Callable[[str], int | Collection[str]]
 Nemesis = Callable[[random.Random, threading.Event], object]
 
 
-def plan(seed: int, *, clients: int, keys: int, operations: int, run: str = "") -> list[list[tuple[Call, int]]]:
+def plan(
+    seed: int, *, clients: int, keys: int, operations: int, run: str = ""
+) -> list[list[tuple[Call, int]]]:
     """Return each client's requests, and how often it repeats each at most while it has no response. Pure.
 
     All clients move through the keys at one pace, so that several use a key at a time, and use it again later.
@@ -229,10 +282,15 @@ def plan(seed: int, *, clients: int, keys: int, operations: int, run: str = "") 
     ``seed``: the same seed makes the same plan. ``operations``: the number of requests of all clients together.
     ``run``: the beginning of every key.
     """
-    return [_plan_of(client, seed, clients, keys, operations, run) for client in range(clients)]
+    return [
+        _plan_of(client, seed, clients, keys, operations, run)
+        for client in range(clients)
+    ]
 
 
-def _plan_of(client: int, seed: int, clients: int, keys: int, operations: int, run: str) -> list[tuple[Call, int]]:
+def _plan_of(
+    client: int, seed: int, clients: int, keys: int, operations: int, run: str
+) -> list[tuple[Call, int]]:
     decide = random.Random(f"{seed}:{client}")
     numbers = range(client, operations, clients)
     reach = math.ceil(2 * keys / max(1, len(numbers)))
@@ -240,7 +298,12 @@ def _plan_of(client: int, seed: int, clients: int, keys: int, operations: int, r
     for number in numbers:
         index = min(keys - 1, number * keys // operations + decide.randrange(reach))
         variant = int(decide.random() < OTHER_BODIES)
-        planned.append((Call(f"{run}-{index}", index, variant, client, number), decide.choice(REPEATS)))
+        planned.append(
+            (
+                Call(f"{run}-{index}", index, variant, client, number),
+                decide.choice(REPEATS),
+            )
+        )
     return planned
 
 
@@ -265,11 +328,21 @@ def exercise(
     is asked for once more, and the effects are counted. Another ``seed`` makes other decisions; ``None`` chooses one.
     """
     seed = random.randrange(2**32) if seed is None else seed
-    plans = plan(seed, clients=clients, keys=keys, operations=operations, run=uuid.uuid4().hex[:12])
+    plans = plan(
+        seed,
+        clients=clients,
+        keys=keys,
+        operations=operations,
+        run=uuid.uuid4().hex[:12],
+    )
     history = History()
     over = threading.Event()
     with ThreadPoolExecutor(clients + 1) as pool:
-        harm = pool.submit(nemesis, random.Random(f"{seed}:nemesis"), over) if nemesis else None
+        harm = (
+            pool.submit(nemesis, random.Random(f"{seed}:nemesis"), over)
+            if nemesis
+            else None
+        )
         try:
             _all(pool, lambda planned: _work(planned, send, history), plans)
         finally:
@@ -277,14 +350,27 @@ def exercise(
         if harm is not None:
             harm.result()
         deadline = time.monotonic() + drain
-        _all(pool, lambda calls: _drain(calls, send, history, deadline), _last_calls(plans))
+        _all(
+            pool,
+            lambda calls: _drain(calls, send, history, deadline),
+            _last_calls(plans),
+        )
         time.sleep(settle)
-        _all(pool, lambda calls: _drain(calls, send, history, deadline=0), _answered(history, clients))
-    effects = {key: count_effects(key) for key in dict.fromkeys(one.call.key for one in history.exchanges)}
+        _all(
+            pool,
+            lambda calls: _drain(calls, send, history, deadline=0),
+            _answered(history, clients),
+        )
+    effects = {
+        key: count_effects(key)
+        for key in dict.fromkeys(one.call.key for one in history.exchanges)
+    }
     return check(history.exchanges, effects, seed=seed)
 
 
-def _all(pool: ThreadPoolExecutor, work: Callable[..., None], parts: Sequence[object]) -> None:
+def _all(
+    pool: ThreadPoolExecutor, work: Callable[..., None], parts: Sequence[object]
+) -> None:
     for done in [pool.submit(work, part) for part in parts]:
         done.result()
 
@@ -298,19 +384,29 @@ def _work(planned: Sequence[tuple[Call, int]], send: Send, history: History) -> 
 
 def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]:
     """Return each key with each body that was sent with it, shared out among the clients."""
-    used = {(call.key, call.variant): call for planned in plans for call, _repeats in planned}
+    used = {
+        (call.key, call.variant): call
+        for planned in plans
+        for call, _repeats in planned
+    }
     by_key: dict[str, list[Call]] = defaultdict(list)
     for call in used.values():
         by_key[call.key].append(replace(call, draining=True))
     shares: list[list[Call]] = [[] for _ in plans]
     for number, calls in enumerate(by_key.values()):
-        shares[number % len(plans)] += [replace(call, client=number % len(plans)) for call in calls]
+        shares[number % len(plans)] += [
+            replace(call, client=number % len(plans)) for call in calls
+        ]
     return shares
 
 
 def _answered(history: History, clients: int) -> list[list[Call]]:
     """Return, for each key with a response, the request that got it, shared out among the clients."""
-    first = {one.call.key: one.call for one in reversed(history.exchanges) if one.kind == Kind.OK}
+    first = {
+        one.call.key: one.call
+        for one in reversed(history.exchanges)
+        if one.kind == Kind.OK
+    }
     calls = [
         replace(call, client=number % clients, retry=call.retry + 1, draining=True)
         for number, call in enumerate(first.values())
@@ -318,7 +414,9 @@ def _answered(history: History, clients: int) -> list[list[Call]]:
     return [calls[client::clients] for client in range(clients)]
 
 
-def _drain(calls: Sequence[Call], send: Send, history: History, deadline: float) -> None:
+def _drain(
+    calls: Sequence[Call], send: Send, history: History, deadline: float
+) -> None:
     """Send the calls, at least once, until each key has a response. If a key has two bodies, one of them gets it."""
     left: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
@@ -326,7 +424,9 @@ def _drain(calls: Sequence[Call], send: Send, history: History, deadline: float)
     retry = 0
     while left and (retry == 0 or time.monotonic() < deadline):
         for key, bodies in list(left.items()):
-            ends = [_exchange(replace(call, retry=retry), send, history) for call in bodies]
+            ends = [
+                _exchange(replace(call, retry=retry), send, history) for call in bodies
+            ]
             if Kind.OK in ends:
                 del left[key]
         retry += 1

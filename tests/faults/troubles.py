@@ -10,10 +10,20 @@ from tests.faults.payments import NO_TROUBLE, Choose, Trouble
 from tests.faults.trials import Call
 
 STEPS = ("claim", "effect", "complete", "commit")
-COMMON = ("respond", *(f"{step}.{when}" for step in STEPS for when in ("before", "after")))
+COMMON = (
+    "respond",
+    *(f"{step}.{when}" for step in STEPS for when in ("before", "after")),
+)
 ATOMIC_POINTS = (*COMMON, "lock.before", "lock.after")
 LEASED_POINTS = (*COMMON, "renew.before", "renew.after")
-INSIDE = ("lock.after", "effect.before", "effect.after", "complete.before", "complete.after", "commit.before")
+INSIDE = (
+    "lock.after",
+    "effect.before",
+    "effect.after",
+    "complete.before",
+    "complete.after",
+    "commit.before",
+)
 
 MATRIX = {"raise": 4, "terminate": 3, "cut": 3, "kill": 2, "stop": 1}
 
@@ -25,7 +35,9 @@ def anywhere(rate: float, actions: Mapping[str, int] = MATRIX) -> Choose:
         if decide.random() > rate:
             return NO_TROUBLE
         (do,) = decide.choices([*actions], [*actions.values()])
-        way = decide.choice((_through, _through, _through, _failing, _releasing, _taking_over))
+        way = decide.choice(
+            (_through, _through, _through, _failing, _releasing, _taking_over)
+        )
         return way(decide, do, leased)
 
     return choose
@@ -34,21 +46,32 @@ def anywhere(rate: float, actions: Mapping[str, int] = MATRIX) -> Choose:
 def _through(decide: random.Random, do: str, leased: bool) -> Trouble:
     """On the straight way. What is to be hit while renewing has to take long enough to be renewed."""
     at = decide.choice(LEASED_POINTS if leased else ATOMIC_POINTS)
-    return Trouble([{"at": at, "do": do}], {"delay_ms": 700 if at.startswith("renew") else decide.choice((0, 0, 30))})
+    return Trouble(
+        [{"at": at, "do": do}],
+        {"delay_ms": 700 if at.startswith("renew") else decide.choice((0, 0, 30))},
+    )
 
 
 def _failing(decide: random.Random, do: str, _leased: bool) -> Trouble:
     """The operation fails, and then that can't be written down either."""
-    return Trouble([{"at": decide.choice(("fail.before", "fail.after")), "do": do}], {"raise": True})
+    return Trouble(
+        [{"at": decide.choice(("fail.before", "fail.after")), "do": do}],
+        {"raise": True},
+    )
 
 
 def _releasing(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    return Trouble([{"at": decide.choice(("release.before", "release.after")), "do": do}], {"status": 404})
+    return Trouble(
+        [{"at": decide.choice(("release.before", "release.after")), "do": do}],
+        {"status": 404},
+    )
 
 
 def _taking_over(decide: random.Random, do: str, _leased: bool) -> Trouble:
     """If somebody left something to take over."""
-    return Trouble([{"at": decide.choice(("reassign.before", "reassign.after")), "do": do}])
+    return Trouble(
+        [{"at": decide.choice(("reassign.before", "reassign.after")), "do": do}]
+    )
 
 
 def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:

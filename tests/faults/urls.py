@@ -27,7 +27,9 @@ from testproject.simulate import simulated
 def leased_order(request):
     """The effect is there once by its child key, whoever runs; each run answers in its own words."""
     operation = request.idempotency.child_key("ledger")
-    entry = LedgerEntry.objects.record(operation=operation, user=request.user, kind="order", **json.loads(request.body))
+    entry = LedgerEntry.objects.record(
+        operation=operation, user=request.user, kind="order", **json.loads(request.body)
+    )
     return JsonResponse({"id": entry.pk, "run": uuid.uuid4()}, status=201)
 
 
@@ -61,12 +63,19 @@ async def outside_async(request):
 
 def note(line):
     """In one write, with the time."""
-    file = os.open(os.environ["RUNS_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.write(file, json.dumps({**line, "pid": os.getpid(), "time": time.time()}).encode() + b"\n")
+    file = os.open(
+        os.environ["RUNS_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+    )
+    os.write(
+        file,
+        json.dumps({**line, "pid": os.getpid(), "time": time.time()}).encode() + b"\n",
+    )
     os.close(file)
 
 
-if os.environ.get("FAULTS_WITHOUT") == "watch":  # a lease that has lapsed is taken over at once
+if (
+    os.environ.get("FAULTS_WITHOUT") == "watch"
+):  # a lease that has lapsed is taken over at once
     LeaseKeeper._was_watched = lambda keeper, suspect: True
 
 urlpatterns = [

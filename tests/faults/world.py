@@ -112,7 +112,10 @@ def told(result: Any) -> tuple[Any, str]:
     """What a caller got: the status and, of a success, the body."""
     if isinstance(result, BaseException):
         return type(result).__name__, ""
-    return result.status_code, result.content.decode() if result.status_code == 201 else ""
+    return (
+        result.status_code,
+        result.content.decode() if result.status_code == 201 else "",
+    )
 
 
 def _stumbled(result: Any) -> bool:
@@ -127,7 +130,11 @@ def _rows(result: Any) -> int:
 
 def changed(policy: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return ``policy`` with ``changes``, some of which are options of its mode."""
-    of_mode = {name: value for name, value in changes.items() if name in ("claim", "takeover_grace")}
+    of_mode = {
+        name: value
+        for name, value in changes.items()
+        if name in ("claim", "takeover_grace")
+    }
     others = {name: value for name, value in changes.items() if name not in of_mode}
     return policy | {"mode": replace(policy["mode"], **of_mode)} | others
 
@@ -135,18 +142,28 @@ def changed(policy: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 class World:
     """One key, one ledger, and the actors that use them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, mode: str = "atomic", **policy: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, mode: str = "atomic", **policy: Any
+    ) -> None:
         self.policy = changed(MODES[mode], policy)
         self.resolved = resolve(Policy(scope=SCOPE, **self.policy))
         self.mode = mode
-        self.refused: tuple[str, ...] = ()  # actors whose runs are released: what they wrote stays, as without a key
+        self.refused: tuple[
+            str, ...
+        ] = ()  # actors whose runs are released: what they wrote stays, as without a key
         self.user_id = get_user_model().objects.create_user(PAYER).pk
         self.store = store_for(self.resolved)
         self.keeper = keeper_of(self.store)
-        monkeypatch.setattr(Worker, "wake", lambda worker: None)  # no thread: it renews when an actor makes it renew
-        monkeypatch.setattr(DatabaseStore, "own_connection", lambda store, **limits: nullcontext())  # the actor's
+        monkeypatch.setattr(
+            Worker, "wake", lambda worker: None
+        )  # no thread: it renews when an actor makes it renew
+        monkeypatch.setattr(
+            DatabaseStore, "own_connection", lambda store, **limits: nullcontext()
+        )  # the actor's
         for module in (engine.waiting, engine.atomic_runs):
-            monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+            monkeypatch.setattr(
+                module, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic)
+            )
         monkeypatch.setattr(engine.claims, "uuid4", token)
         # The reaper tells the database how long it has watched. That time differs from run to run, so the state would
         # never come again.
@@ -154,7 +171,11 @@ class World:
         monkeypatch.setattr(reaper, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
     def caller(
-        self, outcome: int | Exception = 201, body: bytes = BODY, alone: str = "last", **policy: Any
+        self,
+        outcome: int | Exception = 201,
+        body: bytes = BODY,
+        alone: str = "last",
+        **policy: Any,
     ) -> Callable[[], Any]:
         """A caller; its view pays, and then answers with the name of this run or raises ``outcome``.
 
@@ -165,7 +186,13 @@ class World:
             name = getattr(Actor.here, "actor", SimpleNamespace(name=alone)).name
             run = f"{name}{request.idempotency.attempt}"
             self.ran.add(name)
-            LedgerEntry.objects.create(kind="order", user_id=self.user_id, amount=5, currency="EUR", reference=run)
+            LedgerEntry.objects.create(
+                kind="order",
+                user_id=self.user_id,
+                amount=5,
+                currency="EUR",
+                reference=run,
+            )
             if isinstance(outcome, Exception):
                 raise outcome
             return HttpResponse(run, status=outcome)
@@ -179,7 +206,9 @@ class World:
         self.beating = list(self.keeper._leases)
         actor.learn(self.beating)
         if self.beating:
-            self.keeper._renew([*self.keeper._leases.values()], LEASE / BEATS_PER_LEASE / 2)
+            self.keeper._renew(
+                [*self.keeper._leases.values()], LEASE / BEATS_PER_LEASE / 2
+            )
 
     def dead_holder(self) -> Claimed:
         """Somebody claimed, and was gone before it had the row lock."""
@@ -199,9 +228,17 @@ class World:
 
     # --- What the explorer asks for ---
 
-    def explore(self, works: dict[str, Any], *, given: Callable[[], Any] = lambda: None, **options: Any) -> Found:
+    def explore(
+        self,
+        works: dict[str, Any],
+        *,
+        given: Callable[[], Any] = lambda: None,
+        **options: Any,
+    ) -> Found:
         def prepare() -> None:
-            stop(self.keeper)  # it may be on its way to sleep with a lock that is about to be replaced
+            stop(
+                self.keeper
+            )  # it may be on its way to sleep with a lock that is about to be replaced
             self.keeper.reset()
             no_locks_are_left()
             self.beating: list[Any] = []
@@ -235,14 +272,20 @@ class World:
         completed = row.status == "completed"
         if self.mode == "atomic":
             assert len(effects) <= 1, f"L1: {effects}"
-            assert effects == ([row.body] if completed else []), f"L3, L4: {effects}, but {row}"
+            assert effects == ([row.body] if completed else []), (
+                f"L3, L4: {effects}, but {row}"
+            )
         if self.mode == "hold":
             assert len(effects) <= 1, f"L1: {effects}"
         if completed:
-            assert row.body in effects, f"L3: {row.body} is stored, but the effects are {effects}"
+            assert row.body in effects, (
+                f"L3: {row.body} is stored, but the effects are {effects}"
+            )
         return tuple(effects), row
 
-    def watch(self, mover: str, before: tuple[Any, Row], after: tuple[Any, Row]) -> None:
+    def watch(
+        self, mover: str, before: tuple[Any, Row], after: tuple[Any, Row]
+    ) -> None:
         """Every step, by whom it was."""
         (_effects, was), (_effects, now) = before, after
         deleted = was.status is not None and now.status is None
@@ -250,9 +293,13 @@ class World:
         taken = was.token is not None and now.token not in (was.token, None)
         self.maintained += mover.startswith(MAINTENANCE) and (deleted or reaped)
         if self.mode != "atomic":
-            assert not (was.leased and (taken or reaped)), f"L6: {mover} took a lease that had not run out"
+            assert not (was.leased and (taken or reaped)), (
+                f"L6: {mover} took a lease that had not run out"
+            )
         if mover == "beat" and was != now:
-            assert was.token in self.beating, f"L5: a lease was renewed by another than its owner: {was}, {now}"
+            assert was.token in self.beating, (
+                f"L5: a lease was renewed by another than its owner: {was}, {now}"
+            )
 
     runs_again = False  # true if the effects are outside the record's transaction, and something happens to their run
 
@@ -260,24 +307,40 @@ class World:
 
     def finish(self, results: dict[str, Any]) -> Any:
         """Everybody has an answer or is dead. Once the leases of the dead have run out, there is a last retry."""
-        stumbled = [name for name, result in results.items() if name.islower() and _stumbled(result)]
+        stumbled = [
+            name
+            for name, result in results.items()
+            if name.islower() and _stumbled(result)
+        ]
         assert not stumbled, f"L11: {results}"
         told_of = sum(_rows(result) for result in results.values())
-        assert told_of == self.maintained, f"L11: maintenance told of {told_of} rows, and wrote {self.maintained}"
-        answers = {name: told(result) for name, result in results.items() if name.isupper()}
+        assert told_of == self.maintained, (
+            f"L11: maintenance told of {told_of} rows, and wrote {self.maintained}"
+        )
+        answers = {
+            name: told(result) for name, result in results.items() if name.isupper()
+        }
         no_locks_are_left()
         hours_pass()
         last = told(self.caller()())
         effects, row = self.look()
-        assert {status for status, _body in [*answers.values(), last]} <= self.may_answer, answers
-        successes = {body for status, body in [*answers.values(), last] if status == 201} - {f"{EARLIER}1"}
+        assert {
+            status for status, _body in [*answers.values(), last]
+        } <= self.may_answer, answers
+        successes = {
+            body for status, body in [*answers.values(), last] if status == 201
+        } - {f"{EARLIER}1"}
         assert len(successes) <= 1, f"L2: {answers}, and then {last}"
         assert successes <= {*effects}, f"L3: {answers}, and then {last}, but {effects}"
         if self.mode == "atomic":
-            lost = [name for name in self.ran & answers.keys() if answers[name][0] == 409]
+            lost = [
+                name for name in self.ran & answers.keys() if answers[name][0] == 409
+            ]
             assert not lost, f"L6: {lost} ran, and lived, and lost"
         if not (self.mode == "hold" and row.on_hold):
-            assert (row.status, row.body, last[0]) == ("completed", last[1], 201), f"no end: {row}, {last}"
+            assert (row.status, row.body, last[0]) == ("completed", last[1], 201), (
+                f"no end: {row}, {last}"
+            )
             assert self.runs_again or list(effects) == [last[1]], f"L1: {effects}"
         return tuple(sorted(answers.items())), last
 

@@ -48,7 +48,9 @@ def freeze_one(clients: Clients, seconds: float) -> None:
 @contextmanager
 def locked_table(url: str) -> Iterator[None]:
     with psycopg.connect(url) as connection:
-        connection.execute("LOCK TABLE django_idempotency_record IN ACCESS EXCLUSIVE MODE")
+        connection.execute(
+            "LOCK TABLE django_idempotency_record IN ACCESS EXCLUSIVE MODE"
+        )
         yield
         connection.rollback()
 
@@ -61,9 +63,15 @@ def day(url: str, directory: Path) -> list[dict[str, Any]]:
         notes, clients, maintenance = there.notes, there.clients, there.maintenance
         time.sleep(75)
 
-        notes.event("A worker is killed every 4 s, in the middle of a charge; clients retry")
+        notes.event(
+            "A worker is killed every 4 s, in the middle of a charge; clients retry"
+        )
         for _kill in range(28):
-            threading.Thread(target=clients.charge, kwargs={"simulate": {"kill": "after"}}, daemon=True).start()
+            threading.Thread(
+                target=clients.charge,
+                kwargs={"simulate": {"kill": "after"}},
+                daemon=True,
+            ).start()
             time.sleep(4)
         notes.event("That ends")
         time.sleep(60)
@@ -72,11 +80,15 @@ def day(url: str, directory: Path) -> list[dict[str, Any]]:
         freeze_one(clients, 16)
         time.sleep(20)
 
-        notes.event("A worker is killed in the middle of a payout with on_crash=hold, and the client retries")
+        notes.event(
+            "A worker is killed in the middle of a payout with on_crash=hold, and the client retries"
+        )
         clients.charge("/api/payouts/", {"kill": "before"}, tries=10)
         time.sleep(30)
 
-        notes.event("Clean-up and reaper are stopped; three charges are killed, and never retried")
+        notes.event(
+            "Clean-up and reaper are stopped; three charges are killed, and never retried"
+        )
         maintenance.stopped.set()
         for _kill in range(3):
             clients.charge(simulate={"kill": "after"}, tries=1)

@@ -40,8 +40,16 @@ def prometheus(target: str, directory: Path) -> Iterator[str]:
         "metrics_path": "/metrics/",
         "static_configs": [{"targets": [target], "labels": {"environment": "gameday"}}],
     }
-    timing = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    config = {"global": timing, "rule_files": ["alerts.yml"], "scrape_configs": [scrape]}
+    timing = {
+        "scrape_interval": "1s",
+        "scrape_timeout": "1s",
+        "evaluation_interval": "1s",
+    }
+    config = {
+        "global": timing,
+        "rule_files": ["alerts.yml"],
+        "scrape_configs": [scrape],
+    }
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     options = (
@@ -50,7 +58,9 @@ def prometheus(target: str, directory: Path) -> Iterator[str]:
         f"--web.listen-address=127.0.0.1:{port}",
         f"--query.lookback-delta={300 // PACE}s",
     )
-    with PrivateServer(("prometheus", *options), port, directory / "prometheus.log").running():
+    with PrivateServer(
+        ("prometheus", *options), port, directory / "prometheus.log"
+    ).running():
         yield f"http://127.0.0.1:{port}"
 
 
@@ -68,7 +78,9 @@ class Notes:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def event(self, what: str) -> dict[str, Any]:
-        self.events.append({"what": what, "at": time.monotonic(), "fired": [], "clients": {}})
+        self.events.append(
+            {"what": what, "at": time.monotonic(), "fired": [], "clients": {}}
+        )
         print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
         return self.events[-1]
 
@@ -76,19 +88,32 @@ class Notes:
         with httpx.Client(trust_env=False, timeout=5) as http:
             while not self.stopped.wait(0.5):
                 with suppress(httpx.HTTPError):
-                    self._note(http.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"])
+                    self._note(
+                        http.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+                    )
 
     def _note(self, alerts: list[dict[str, Any]]) -> None:
-        firing = {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+        firing = {
+            alert["labels"]["alertname"]
+            for alert in alerts
+            if alert["state"] == "firing"
+        }
         for name in sorted(firing - self.firing.keys()):
             event = self.events[-1]
             after = time.monotonic() - event["at"]
-            self.firing[name] = note = {"alert": name, "after": round(after, 1), "strip": self.strip()}
+            self.firing[name] = note = {
+                "alert": name,
+                "after": round(after, 1),
+                "strip": self.strip(),
+            }
             event["fired"].append(note)
             print(f"    {after:5.1f} s: {name} ({note['strip']})", flush=True)
         for name in self.firing.keys() - firing:
             note = self.firing.pop(name)
-            note["resolved"] = round(time.monotonic() - self.events[-1]["at"], 1), self.events[-1]["what"]
+            note["resolved"] = (
+                round(time.monotonic() - self.events[-1]["at"], 1),
+                self.events[-1]["what"],
+            )
             print(f"    resolved: {name}", flush=True)
 
 
@@ -97,8 +122,12 @@ def seen_by_operators(url: str) -> str:
     late = "status IN ('started', 'processing') AND locked_until < now()"
     counts = f"count(*) FILTER (WHERE {late}), count(*) FILTER (WHERE on_hold)"
     try:
-        with psycopg.connect(url, connect_timeout=1, options="-c statement_timeout=1000") as connection:
-            row = connection.execute(f"SELECT {counts} FROM django_idempotency_record").fetchone()
+        with psycopg.connect(
+            url, connect_timeout=1, options="-c statement_timeout=1000"
+        ) as connection:
+            row = connection.execute(
+                f"SELECT {counts} FROM django_idempotency_record"
+            ).fetchone()
     except psycopg.Error:
         return "the database did not respond"
     assert row is not None
@@ -120,12 +149,19 @@ class Clients:
             while not self.stopped.wait(0.2):
                 pool.submit(self.charge)
 
-    def charge(self, path: str = "/api/charges/", simulate: dict[str, Any] | None = None, tries: int = TRIES) -> None:
+    def charge(
+        self,
+        path: str = "/api/charges/",
+        simulate: dict[str, Any] | None = None,
+        tries: int = TRIES,
+    ) -> None:
         key, faults = uuid4().hex, simulate
         payload = {"amount": 1, "currency": "EUR", "reference": key}
         for _try in range(tries):
             try:
-                status: object = self.server.post(path, payload, key=key, simulate=faults, timeout=4).status_code
+                status: object = self.server.post(
+                    path, payload, key=key, simulate=faults, timeout=4
+                ).status_code
             except httpx.HTTPError as error:
                 status = type(error).__name__
             seen = self.notes.events[-1]["clients"]
@@ -140,7 +176,10 @@ class Maintenance:
     """Cleaning up and reaping, as often as every three minutes."""
 
     def __init__(self, url: str) -> None:
-        self.environment = os.environ | {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": SETTINGS}
+        self.environment = os.environ | {
+            "DATABASE_URL": url,
+            "DJANGO_SETTINGS_MODULE": SETTINGS,
+        }
         self.stopped = threading.Event()
 
     def run(self) -> None:
@@ -153,7 +192,9 @@ class Maintenance:
             "    except Error: connections.close_all()\n"
         )
         command = [sys.executable, "-c", script]
-        with subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, env=self.environment, stdin=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdin is not None
             while not self.stopped.wait(180 / PACE):
                 process.stdin.write("\n")
@@ -178,10 +219,15 @@ def ground(url: str, directory: Path) -> Iterator[Ground]:
     with ExitStack() as stack:
         metrics = directory / "metrics"
         metrics.mkdir()
-        given = {"DJANGO_SETTINGS_MODULE": SETTINGS, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+        given = {
+            "DJANGO_SETTINGS_MODULE": SETTINGS,
+            "PROMETHEUS_MULTIPROC_DIR": str(metrics),
+        }
         service = stack.enter_context(ExitStack())
         server = service.enter_context(running_server(url, directory, **given))
-        watched = stack.enter_context(prometheus(server.url.removeprefix("http://"), directory))
+        watched = stack.enter_context(
+            prometheus(server.url.removeprefix("http://"), directory)
+        )
         notes = Notes(watched, lambda: seen_by_operators(url))
         there = Ground(server, notes, Clients(server, notes), Maintenance(url), service)
         notes.event("The service runs, without a relay for its outbox")

@@ -18,9 +18,13 @@ def quicker(rules: str) -> dict[str, Any]:
         group["interval"] = "1s"
         for rule in group["rules"]:
             times = re.compile(r"(\[|offset )(\d+)([smhd])")
-            expression = times.sub(lambda of: f"{of[1]}{_divided(of[2], of[3])}", rule["expr"])
+            expression = times.sub(
+                lambda of: f"{of[1]}{_divided(of[2], of[3])}", rule["expr"]
+            )
             if "_seconds" in expression:
-                expression = re.sub(r"> (\d+)$", lambda of: f"> {int(of[1]) / PACE:g}", expression)
+                expression = re.sub(
+                    r"> (\d+)$", lambda of: f"> {int(of[1]) / PACE:g}", expression
+                )
             rule["expr"] = expression
             if "for" in rule:
                 rule["for"] = _divided(rule["for"][:-1], rule["for"][-1])

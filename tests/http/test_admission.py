@@ -17,7 +17,16 @@ from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Keys, Lease, Policy
 from django_idempotency.values.problems import jittered
-from tests.support.callers import Gate, entry_point, heard, is_replay, operation, paying, row, shift
+from tests.support.callers import (
+    Gate,
+    entry_point,
+    heard,
+    is_replay,
+    operation,
+    paying,
+    row,
+    shift,
+)
 from tests.support.views import Runs, code
 from tests.support.views_of_laws import in_both_modes, row_locks
 from tests.support.waiting import eventually
@@ -29,7 +38,11 @@ UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
     ("policy", "fitting", "others"),
     [
         ({"keys": Keys(min_length=16)}, "k" * 16, ["k" * 15, "k"]),
-        ({"keys": Keys(pattern="[0-9a-f-]{36}")}, UUID, [UUID + "0", "x" + UUID, "order-1", UUID.upper()]),
+        (
+            {"keys": Keys(pattern="[0-9a-f-]{36}")},
+            UUID,
+            [UUID + "0", "x" + UUID, "order-1", UUID.upper()],
+        ),
         ({"keys": Keys(pattern="a|b")}, "b", ["ab", "c"]),
     ],
     ids=str,
@@ -39,15 +52,23 @@ def test_a_key_that_does_not_fit_is_refused(call, policy, fitting, others):
     view = idempotent(**policy)(runs.view)
     for key in others:
         refused = call(view, key=key)
-        assert (refused.status_code, code(refused)) == (400, "idempotency_key_malformed")
-        assert refused.json()["safe_new_key"] is False, "it may have been used before the policy was stated"
+        assert (refused.status_code, code(refused)) == (
+            400,
+            "idempotency_key_malformed",
+        )
+        assert refused.json()["safe_new_key"] is False, (
+            "it may have been used before the policy was stated"
+        )
     assert (runs.count, IdempotencyRecord.objects.count()) == (0, 0)
     assert call(view, key=fitting).status_code == 200
 
 
 def test_the_form_of_keys_may_be_a_setting(call, settings):
     settings.IDEMPOTENCY = {"KEYS": Keys(pattern="order-[0-9]+", min_length=8)}
-    assert [call(idempotent(Runs().view), key=key).status_code for key in ("order-1", "order-12")] == [400, 200]
+    assert [
+        call(idempotent(Runs().view), key=key).status_code
+        for key in ("order-1", "order-12")
+    ] == [400, 200]
 
 
 WAIT = {"mode": "lease", "wait": 30}
@@ -81,9 +102,14 @@ def test_callers_beyond_max_waiters_do_not_wait(settings):
             eventually(lambda: waiters.waiting == 2)
             with heard(signals.request_rejected) as rejected:
                 refused = one_waits()
-            assert (refused.status_code, code(refused)) == (409, "idempotency_key_in_use")
+            assert (refused.status_code, code(refused)) == (
+                409,
+                "idempotency_key_in_use",
+            )
             assert int(refused.headers["Retry-After"]) >= 1
-            assert [named["reason"] for named in rejected] == ["in_flight"], "it did not wait"
+            assert [named["reason"] for named in rejected] == ["in_flight"], (
+                "it did not wait"
+            )
             assert not any(caller.done() for caller in waiting)
             assert in_a_child(lambda: waiters.waiting) == 0, "they wait in this process"
         answers = [caller.result(30) for caller in waiting]
@@ -98,7 +124,10 @@ def test_two_keys_block_no_more_threads_than_may_wait():
     with ThreadPoolExecutor(8) as pool:
         with Gate().running(mode="lease"), Gate().running_with("other", mode="lease"):
             retries = [pool.submit(one_waits, key) for key in ("k", "other") * 4]
-            refused = [retry.result(30) for retry in itertools.islice(as_completed(retries, timeout=30), 4)]
+            refused = [
+                retry.result(30)
+                for retry in itertools.islice(as_completed(retries, timeout=30), 4)
+            ]
             assert {answer.status_code for answer in refused} == {409}
             assert waiters.waiting == 4
             assert sum(not retry.done() for retry in retries) == 4
@@ -132,7 +161,9 @@ def test_retry_after_grows_with_the_running_time_and_is_capped():
         told = []
         for seconds in (0, 1, 4, 9, 16, 30, 59, 600):
             shift(locked_at=-seconds, locked_until=60)
-            told.append(engine.claim(operation(), Policy(mode=Lease(seconds=60))).retry_after)
+            told.append(
+                engine.claim(operation(), Policy(mode=Lease(seconds=60))).retry_after
+            )
     assert told == sorted(told), "before it is spread out"
     assert (told[0], told[1]) == (1, 1)
     assert 2 <= told[3] <= 9, "never longer than it has run so far"
@@ -143,11 +174,17 @@ def test_retry_after_grows_with_the_running_time_and_is_capped():
 @row_locks
 @in_both_modes
 def test_a_waiter_gives_up_in_time_and_it_is_counted(mode):
-    with Gate().running(mode=mode) as first, heard(signals.request_rejected) as timeouts:
+    with (
+        Gate().running(mode=mode) as first,
+        heard(signals.request_rejected) as timeouts,
+    ):
         before = row()
         answer = entry_point(paying, mode=mode, wait=0.2)()
         assert row() == before, "the claim is not taken along"
-    assert (answer.status_code, [sent["reason"] for sent in timeouts]) == (409, ["wait_timeout"])
+    assert (answer.status_code, [sent["reason"] for sent in timeouts]) == (
+        409,
+        ["wait_timeout"],
+    )
     assert first.result().status_code == 201
 
 
@@ -182,5 +219,8 @@ def test_a_waiter_runs_once_the_owner_has_failed(mode):
         waiter = pool.submit(in_thread, paying, mode=mode, wait=30)
         eventually(lambda: waiters.waiting == 1)
         gate.let_go.set()
-        assert [owner.result(30).status_code, waiter.result(30).status_code] == [500, 201]
+        assert [owner.result(30).status_code, waiter.result(30).status_code] == [
+            500,
+            201,
+        ]
     assert waiters.waiting == 0

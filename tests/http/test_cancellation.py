@@ -25,7 +25,11 @@ class Stop:
     """A place in a thread where the code stands still until the event loop lets it go on."""
 
     def __init__(self, result=None):
-        self.reached, self.go_on, self.result = threading.Event(), threading.Event(), result
+        self.reached, self.go_on, self.result = (
+            threading.Event(),
+            threading.Event(),
+            result,
+        )
 
     def __call__(self, argument):
         self.reached.set()
@@ -54,7 +58,9 @@ def protected(view, **policy):
     async def answer(request):
         return await view(request)
 
-    return idempotent(**{"scope": SCOPE, "mode": "lease", "retention": 600} | policy)(answer)
+    return idempotent(**{"scope": SCOPE, "mode": "lease", "retention": 600} | policy)(
+        answer
+    )
 
 
 async def cancelled_at(stop, call, times=1):
@@ -76,7 +82,13 @@ def test_after_the_view_returned_its_response_is_stored_and_replayed(on_crash, t
     view, stop = View(), Stop()
 
     async def main():
-        await cancelled_at(stop, protected(view, body=Body(redact=stop), mode=Lease(on_crash=on_crash))(post()), times)
+        await cancelled_at(
+            stop,
+            protected(view, body=Body(redact=stop), mode=Lease(on_crash=on_crash))(
+                post()
+            ),
+            times,
+        )
         return await protected(view)(post())
 
     retried = run(main)
@@ -90,7 +102,11 @@ def test_during_the_claim_the_key_is_free_again(on_crash, times):
     view, stop = View(), Stop(BuiltInScope(SCOPE))
 
     async def main():
-        await cancelled_at(stop, protected(view, scope=stop, mode=Lease(on_crash=on_crash))(post()), times)
+        await cancelled_at(
+            stop,
+            protected(view, scope=stop, mode=Lease(on_crash=on_crash))(post()),
+            times,
+        )
         assert not await IdempotencyRecord.objects.aexists()
         return await protected(view, mode=Lease(on_crash=on_crash))(post())
 
@@ -130,7 +146,9 @@ def test_during_the_view_it_counts_as_a_crash():
         await asyncio.Event().wait()
 
     async def main():
-        task = asyncio.ensure_future(protected(slow, mode=Lease(on_crash="hold"))(post()))
+        task = asyncio.ensure_future(
+            protected(slow, mode=Lease(on_crash="hold"))(post())
+        )
         await asyncio.wait_for(entered.wait(), 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -140,7 +158,9 @@ def test_during_the_view_it_counts_as_a_crash():
     assert (record().status, record().on_hold) == ("failed", True)
 
 
-def test_a_caller_that_waits_and_hangs_up_leaves_the_owner_and_other_waiters_alone(monkeypatch):
+def test_a_caller_that_waits_and_hangs_up_leaves_the_owner_and_other_waiters_alone(
+    monkeypatch,
+):
     waits = waiting_for_an_owner(monkeypatch)
     view, entered, let_go = View(), asyncio.Event(), asyncio.Event()
 
@@ -152,7 +172,9 @@ def test_a_caller_that_waits_and_hangs_up_leaves_the_owner_and_other_waiters_alo
     async def main():
         owner = asyncio.ensure_future(protected(slow)(post()))
         await asyncio.wait_for(entered.wait(), 30)
-        waiter, other = (asyncio.ensure_future(protected(view, wait=30)(post())) for _ in range(2))
+        waiter, other = (
+            asyncio.ensure_future(protected(view, wait=30)(post())) for _ in range(2)
+        )
         await asyncio.wait_for(waits.wait(), 30)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -163,5 +185,10 @@ def test_a_caller_that_waits_and_hangs_up_leaves_the_owner_and_other_waiters_alo
         return await asyncio.wait_for(asyncio.gather(owner, other), 20)
 
     first, second = run(main)
-    assert (first.status_code, second.content, is_replay(second), waiters.waiting) == (201, first.content, True, 0)
+    assert (first.status_code, second.content, is_replay(second), waiters.waiting) == (
+        201,
+        first.content,
+        True,
+        0,
+    )
     assert (view.runs, record().status) == (1, "completed")

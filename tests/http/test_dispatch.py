@@ -16,7 +16,9 @@ from tests.support.views import Runs, api_class, code
 
 
 def graphql(runs):
-    return type("GraphQL", (View,), {"dispatch": lambda self, request: runs.view(request)})
+    return type(
+        "GraphQL", (View,), {"dispatch": lambda self, request: runs.view(request)}
+    )
 
 
 def async_graphql(runs):
@@ -32,15 +34,27 @@ def graphene(runs):
     def __init__(self, schema=None):
         self.schema = schema
 
-    return type("GraphQL", (View,), {"schema": None, "__init__": __init__, "dispatch": graphql(runs).dispatch})
+    return type(
+        "GraphQL",
+        (View,),
+        {"schema": None, "__init__": __init__, "dispatch": graphql(runs).dispatch},
+    )
 
 
 def not_allowed(runs):
-    return type("Answers", (View,), {"http_method_not_allowed": lambda self, request: runs.view(request)})
+    return type(
+        "Answers",
+        (View,),
+        {"http_method_not_allowed": lambda self, request: runs.view(request)},
+    )
 
 
 def unused(runs, handler="post"):
-    return type("Unused", (View,), {"dispatch": lambda self, request: runs.view(request), handler: View.options})
+    return type(
+        "Unused",
+        (View,),
+        {"dispatch": lambda self, request: runs.view(request), handler: View.options},
+    )
 
 
 def unused_for_another_method(runs):
@@ -71,7 +85,10 @@ def test_a_view_without_a_handler_runs_once(call, make, entry_point, send):
 def test_an_async_view_without_a_handler_runs_once(call, send):
     runs = Runs()
     view = idempotent(mode="lease")(async_graphql(runs)).as_view()
-    assert [getattr(call, send)(view).content for _time in range(2)] == [b"run 1", b"run 1"]
+    assert [getattr(call, send)(view).content for _time in range(2)] == [
+        b"run 1",
+        b"run 1",
+    ]
 
 
 @pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
@@ -86,7 +103,9 @@ def of_rest_framework(runs):
 
 
 def of_rest_framework_without_a_handler(runs):
-    return type("Unused", (graphql(runs), api_class(runs.view)), {"http_method_names": ["get"]})
+    return type(
+        "Unused", (graphql(runs), api_class(runs.view)), {"http_method_names": ["get"]}
+    )
 
 
 UNGUARDED = pytest.mark.parametrize(
@@ -110,7 +129,9 @@ def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog, make):
     view = idempotent(make(Runs())).as_view()
     with caplog.at_level(logging.ERROR, "django_idempotency"):
         assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
-    assert ["Unused runs unprotected" in record.getMessage() for record in caplog.records] == [True]
+    assert [
+        "Unused runs unprotected" in record.getMessage() for record in caplog.records
+    ] == [True]
 
 
 @pytest.mark.drf
@@ -120,9 +141,14 @@ def test_an_exception_before_the_handler_may_be_answered(call):
     def initial(self, request):
         raise LookupError
 
-    handled = {"initial": initial, "handle_exception": lambda self, error: HttpResponse(type(error).__name__)}
+    handled = {
+        "initial": initial,
+        "handle_exception": lambda self, error: HttpResponse(type(error).__name__),
+    }
     runs = Runs()
-    view = idempotent(required=True)(type("Answers", (api_class(runs.view),), handled)).as_view()
+    view = idempotent(required=True)(
+        type("Answers", (api_class(runs.view),), handled)
+    ).as_view()
     assert (call(view).content, runs.count) == (b"LookupError", 0)
 
 

@@ -36,7 +36,10 @@ class Envelope(IdempotentMixin, APIView):
 
 def envelope(answer, **attributes):
     runs = Runs(lambda request: answer())
-    attributes = {"runs": runs, "idempotency_policy": Policy(scope="public", body=Body(limit=1000))} | attributes
+    attributes = {
+        "runs": runs,
+        "idempotency_policy": Policy(scope="public", body=Body(limit=1000)),
+    } | attributes
     return runs, type("Charge", (Envelope,), attributes).as_view()
 
 
@@ -51,7 +54,11 @@ RESPONSES = {
 def test_an_envelope_is_put_on_once(call, answer):
     runs, view = envelope(answer)
     first, second = call(view), call(view)
-    assert (second.status_code, second.content, is_replay(second)) == (first.status_code, first.content, True)
+    assert (second.status_code, second.content, is_replay(second)) == (
+        first.status_code,
+        first.content,
+        True,
+    )
     assert runs.count == 1
 
 
@@ -62,7 +69,11 @@ def test_a_replay_that_the_view_can_not_finalize_is_sent_all_the_same(call):
 
     _runs, view = envelope(RESPONSES["JSON"], finalize_response=expect_data)
     first, second = call(view), call(view)
-    assert (second.status_code, second.content, is_replay(second)) == (first.status_code, first.content, True)
+    assert (second.status_code, second.content, is_replay(second)) == (
+        first.status_code,
+        first.content,
+        True,
+    )
 
 
 def test_a_replay_has_data_as_the_first_response_had(call):
@@ -75,7 +86,8 @@ def test_data_of_what_is_no_json_is_none(call):
     from django.http import HttpResponse
 
     _runs, view = envelope(
-        lambda: HttpResponse(b"plain", content_type="text/plain"), finalize_response=APIView.finalize_response
+        lambda: HttpResponse(b"plain", content_type="text/plain"),
+        finalize_response=APIView.finalize_response,
     )
     assert [call(view).content for _ in range(2)] == [b"plain"] * 2
     assert call(view).data is None
@@ -118,11 +130,21 @@ def around(view):
     return idempotent(lambda request: view(request))
 
 
-@pytest.mark.parametrize(("base", "wrap"), [(Protected, lambda view: view), (Browsable, around)], ids=["in", "around"])
+@pytest.mark.parametrize(
+    ("base", "wrap"),
+    [(Protected, lambda view: view), (Browsable, around)],
+    ids=["in", "around"],
+)
 def test_a_page_of_the_browsable_api_is_not_stored(call, base, wrap):
     runs, view = browsable(base=base)
     view = wrap(view)
     first, second = call(view, headers=HTML), call(view)
     assert "text/html" in first.headers["Content-Type"]
-    assert (second.status_code, code(second), runs.count) == (201, "response_not_stored", 1)
-    assert IdempotencyRecord.objects.get().response_body is None, "no page with a CSRF token"
+    assert (second.status_code, code(second), runs.count) == (
+        201,
+        "response_not_stored",
+        1,
+    )
+    assert IdempotencyRecord.objects.get().response_body is None, (
+        "no page with a CSRF token"
+    )

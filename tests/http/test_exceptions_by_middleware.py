@@ -40,7 +40,11 @@ class Answering:
         self.asked.append(type(exception).__name__)
         if self.writes:
             book(request, "by middleware")
-        return HttpResponse("answered", status=self.status) if isinstance(exception, Expired) else None
+        return (
+            HttpResponse("answered", status=self.status)
+            if isinstance(exception, Expired)
+            else None
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +78,9 @@ def posting(handler):
 def rest_framework(runs):
     from rest_framework.authentication import SessionAuthentication
 
-    return api_class(runs.view, authentication_classes=[SessionAuthentication]).as_view()
+    return api_class(
+        runs.view, authentication_classes=[SessionAuthentication]
+    ).as_view()
 
 
 VIEWS = {
@@ -89,7 +95,12 @@ VIEWS = {
 }
 SENT = pytest.mark.parametrize("send", ["__call__", "asgi"])
 MADE = pytest.mark.parametrize(
-    "make", [pytest.param(make, marks=[pytest.mark.drf] * ("REST" in name)) for name, make in VIEWS.items()], ids=VIEWS
+    "make",
+    [
+        pytest.param(make, marks=[pytest.mark.drf] * ("REST" in name))
+        for name, make in VIEWS.items()
+    ],
+    ids=VIEWS,
 )
 
 
@@ -102,17 +113,24 @@ def references():
 def test_the_response_is_stored_with_the_effects(call, make, send):
     runs = raising()
     first, second = (getattr(call, send)(make(runs)) for _time in range(2))
-    assert [(each.status_code, each.content) for each in (first, second)] == [(410, b"answered")] * 2
+    assert [(each.status_code, each.content) for each in (first, second)] == [
+        (410, b"answered")
+    ] * 2
     assert (is_replay(first), is_replay(second)) == (False, True)
     assert (runs.count, references(), Answering.asked) == (1, ["by view"], ["Expired"])
 
 
 @SENT
 @MADE
-def test_a_released_status_leaves_the_effects_and_the_key(call, make, send, monkeypatch):
+def test_a_released_status_leaves_the_effects_and_the_key(
+    call, make, send, monkeypatch
+):
     monkeypatch.setattr(Answering, "status", 429)
     runs = raising()
-    assert [getattr(call, send)(make(runs)).status_code for _time in range(2)] == [429, 429]
+    assert [getattr(call, send)(make(runs)).status_code for _time in range(2)] == [
+        429,
+        429,
+    ]
     assert (runs.count, references()) == (2, ["by view"] * 2)
 
 
@@ -126,7 +144,9 @@ def test_an_exception_without_a_response_is_asked_about_once(call, make, send):
 
 @SENT
 @MADE
-def test_writes_of_a_middleware_about_an_exception_it_does_not_handle_stay(call, make, send, monkeypatch):
+def test_writes_of_a_middleware_about_an_exception_it_does_not_handle_stay(
+    call, make, send, monkeypatch
+):
     monkeypatch.setattr(Answering, "writes", True)
     assert getattr(call, send)(make(raising(LookupError))).status_code == 500
     assert references().count("by middleware") == 1
@@ -141,7 +161,9 @@ def test_observing_leaves_the_exception_to_django(call, settings, send, key):
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["key", "no key"])
-def test_effects_before_a_handled_exception_stay_unless_atomic_requests_undoes_them(call, atomic_requests, key):
+def test_effects_before_a_handled_exception_stay_unless_atomic_requests_undoes_them(
+    call, atomic_requests, key
+):
     runs = raising()
     assert call(idempotent(runs.view), key=key).status_code == 410
     assert references() == ([] if atomic_requests else ["by view"])

@@ -46,11 +46,15 @@ def buyer(client):
 
 
 def key_in(page):
-    return re.search(r'name="idempotency_key" value="([^"]+)"', page.content.decode())[1]
+    return re.search(r'name="idempotency_key" value="([^"]+)"', page.content.decode())[
+        1
+    ]
 
 
 def order(client, key, **content):
-    return client.post(PAGE, {"reference": "book", "amount": 5, "idempotency_key": key, **content})
+    return client.post(
+        PAGE, {"reference": "book", "amount": 5, "idempotency_key": key, **content}
+    )
 
 
 def told(page):
@@ -66,8 +70,15 @@ def test_a_second_submission_gets_the_first_redirect_and_its_messages(buyer):
     key = key_in(buyer.get(PAGE))
     first, message = order(buyer, key), told(buyer.get(PAGE))
     second, again = order(buyer, key), told(buyer.get(PAGE))
-    assert (first.status_code, first["Location"]) == (second.status_code, second["Location"]) == (302, PAGE)
-    assert (first.get("Idempotent-Replayed"), second["Idempotent-Replayed"]) == (None, "true")
+    assert (
+        (first.status_code, first["Location"])
+        == (second.status_code, second["Location"])
+        == (302, PAGE)
+    )
+    assert (first.get("Idempotent-Replayed"), second["Idempotent-Replayed"]) == (
+        None,
+        "true",
+    )
     assert message == again == ["Ordered book."]
     assert MESSAGES not in {*first.headers, *second.headers}, "they are not for clients"
     assert LedgerEntry.objects.count() == 1
@@ -78,7 +89,10 @@ def test_other_content_under_the_same_key_is_another_submission(buyer):
     order(buyer, key)
     order(buyer, key, reference="pen")
     order(buyer, key, reference="pen")
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["book", "pen"]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == [
+        "book",
+        "pen",
+    ]
 
 
 def test_a_form_with_errors_is_shown_again_and_can_be_sent_again(buyer):
@@ -97,7 +111,9 @@ def test_another_users_submission_is_not_replayed(buyer):
 
 
 @pytest.mark.parametrize(
-    "forged", ["made-up", "made:up", new_form_key()[:-1]], ids=["no signature", "bad signature", "cut signature"]
+    "forged",
+    ["made-up", "made:up", new_form_key()[:-1]],
+    ids=["no signature", "bad signature", "cut signature"],
 )
 def test_a_key_that_is_not_ours_is_refused(buyer, forged):
     assert order(buyer, forged).status_code == 400
@@ -126,14 +142,21 @@ def sign_up_as(who, **headers):
 
 def test_an_anonymous_caller_can_not_make_up_a_key():
     answers = [sign_up_as(who, **{"Idempotency-Key": "1"}) for who in ("alice", "bob")]
-    assert [(answer.status_code, dict(answer.cookies)) for answer in answers] == [(400, {})] * 2
+    assert [(answer.status_code, dict(answer.cookies)) for answer in answers] == [
+        (400, {})
+    ] * 2
     assert not IdempotencyRecord.objects.exists()
 
 
 def test_an_anonymous_submission_is_replayed_by_its_signed_key():
     key = new_form_key()
-    requests = [RequestFactory().post("/", {FIELD: key}, headers={"X-Who": "alice"}) for _time in range(2)]
-    assert [sign_up(request).cookies["who"].value for request in requests] == ["alice"] * 2
+    requests = [
+        RequestFactory().post("/", {FIELD: key}, headers={"X-Who": "alice"})
+        for _time in range(2)
+    ]
+    assert [sign_up(request).cookies["who"].value for request in requests] == [
+        "alice"
+    ] * 2
     assert IdempotencyRecord.objects.get().scope == "form"
 
 
@@ -166,19 +189,28 @@ async def async_page_of_a_key(request):
 
 
 def lazy_page_of_a_key(request):
-    return TemplateResponse(request, engines["django"].from_string("{% load idempotency %}{% idempotency_key %}"))
+    return TemplateResponse(
+        request,
+        engines["django"].from_string("{% load idempotency %}{% idempotency_key %}"),
+    )
 
 
 def page_without_a_key(request):
     return page_of_a_key(request, "no key")
 
 
-@pytest.mark.parametrize("view", [page_of_a_key, lazy_page_of_a_key, page_without_a_key])
+@pytest.mark.parametrize(
+    "view", [page_of_a_key, lazy_page_of_a_key, page_without_a_key]
+)
 def test_the_view_of_a_form_answers_no_shared_cache(client, settings, view):
     settings.MIDDLEWARE = []
     settings.ROOT_URLCONF = (path("", idempotent_form(view)),)
     key = new_form_key()
-    responses = [client.get("/"), client.post("/", {FIELD: key}), client.post("/", {FIELD: key})]
+    responses = [
+        client.get("/"),
+        client.post("/", {FIELD: key}),
+        client.post("/", {FIELD: key}),
+    ]
     for response in responses:
         assert "private" in response["Cache-Control"]
         assert "public" not in response["Cache-Control"]
@@ -194,7 +226,9 @@ def test_the_view_of_a_form_answers_no_shared_cache(client, settings, view):
         (page_without_a_key, "public, max-age=60"),
     ],
 )
-def test_the_middleware_keeps_a_page_with_a_key_from_shared_caches(client, async_client, settings, view, cached):
+def test_the_middleware_keeps_a_page_with_a_key_from_shared_caches(
+    client, async_client, settings, view, cached
+):
     settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
     settings.ROOT_URLCONF = (path("", view),)
     for get in (client.get, async_to_sync(async_client.get)):
@@ -202,7 +236,12 @@ def test_the_middleware_keeps_a_page_with_a_key_from_shared_caches(client, async
 
 
 def test_a_signed_in_user_may_send_the_header(buyer):
-    submit = [buyer.post(PAGE, {"reference": "pen", "amount": 5}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    submit = [
+        buyer.post(
+            PAGE, {"reference": "pen", "amount": 5}, headers={"Idempotency-Key": "k"}
+        )
+        for _ in range(2)
+    ]
     assert [answer.status_code for answer in submit] == [302, 302]
     assert LedgerEntry.objects.count() == 1
 
@@ -221,7 +260,12 @@ class Page(FormView):
 
 def thank_on_the_page(request):
     messages.success(request, "Thank you.")
-    return TemplateResponse(request, engines["django"].from_string("{% for each in messages %}{{ each }}{% endfor %}"))
+    return TemplateResponse(
+        request,
+        engines["django"].from_string(
+            "{% for each in messages %}{{ each }}{% endfor %}"
+        ),
+    )
 
 
 def submissions(view, *contents):
@@ -237,16 +281,26 @@ def submissions(view, *contents):
 VIEWS = {
     "function": idempotent_form(thank),
     "as_view()": idempotent_form(Page.as_view()),
-    "REST framework": idempotent_form(api_view(["POST"])(permission_classes([])(thank))),
-    "dispatch": method_decorator(idempotent_form, name="dispatch")(type("Decorated", (Page,), {})).as_view(),
-    "post": method_decorator(idempotent_form, name="post")(type("Decorated", (Page,), {})).as_view(),
+    "REST framework": idempotent_form(
+        api_view(["POST"])(permission_classes([])(thank))
+    ),
+    "dispatch": method_decorator(idempotent_form, name="dispatch")(
+        type("Decorated", (Page,), {})
+    ).as_view(),
+    "post": method_decorator(idempotent_form, name="post")(
+        type("Decorated", (Page,), {})
+    ).as_view(),
 }
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_a_view_of_any_kind_is_replayed_with_its_messages(view):
     (first, told), (second, told_again) = submissions(view, {}, {})
-    assert (second.content, is_replay(first), is_replay(second)) == (first.content, False, True)
+    assert (second.content, is_replay(first), is_replay(second)) == (
+        first.content,
+        False,
+        True,
+    )
     assert told == told_again == ["Thank you."]
 
 
@@ -256,19 +310,31 @@ def test_a_class_has_a_form_behind_its_login(client, settings, atomic_requests):
     client.force_login(get_user_model().objects.create(username="buyer"))
     key = new_form_key()
     first, second = (client.post("/form/", {FIELD: key}) for _time in range(2))
-    assert (first.status_code, second.content, is_replay(second)) == (200, first.content, True)
+    assert (first.status_code, second.content, is_replay(second)) == (
+        200,
+        first.content,
+        True,
+    )
     client.logout()
     assert client.post("/form/", {FIELD: key}).status_code == 302
 
 
 def test_a_message_that_the_page_has_shown_is_not_shown_again():
-    (first, told), (second, told_again) = submissions(idempotent_form(thank_on_the_page), {}, {})
-    assert (first.content, second.content, is_replay(second)) == (b"Thank you.", b"Thank you.", True)
+    (first, told), (second, told_again) = submissions(
+        idempotent_form(thank_on_the_page), {}, {}
+    )
+    assert (first.content, second.content, is_replay(second)) == (
+        b"Thank you.",
+        b"Thank you.",
+        True,
+    )
     assert told == told_again == []
 
 
 def test_another_csrf_token_is_no_other_content():
-    first, second = submissions(idempotent_form(thank), *({"csrfmiddlewaretoken": token} for token in "ab"))
+    first, second = submissions(
+        idempotent_form(thank), *({"csrfmiddlewaretoken": token} for token in "ab")
+    )
     assert (second[0].content, is_replay(second[0])) == (first[0].content, True)
 
 
@@ -281,7 +347,11 @@ class Buyers:
 
 @pytest.mark.parametrize(
     ("message", "text"),
-    [(Buyers(), "0 <buyers>"), (mark_safe("<b>now</b>"), "<b>now</b>"), (gettext_lazy("yes"), "yes")],
+    [
+        (Buyers(), "0 <buyers>"),
+        (mark_safe("<b>now</b>"), "<b>now</b>"),
+        (gettext_lazy("yes"), "yes"),
+    ],
     ids=["query", "safe", "lazy"],
 )
 def test_a_message_may_be_any_object(message, text):
@@ -299,14 +369,21 @@ def test_a_lazy_message_from_a_middleware_is_text_in_the_record():
         return idempotent_form(thank)(request)
 
     (_first, told), (second, told_again) = submissions(greeted, {}, {})
-    assert (is_replay(second), told, told_again) == (True, ["yes", "Thank you."], ["yes", "yes", "Thank you."])
+    assert (is_replay(second), told, told_again) == (
+        True,
+        ["yes", "Thank you."],
+        ["yes", "yes", "Thank you."],
+    )
 
 
 def test_an_async_view_is_refused_where_it_is_written():
     async def view(request):
         return HttpResponse()
 
-    with pytest.raises(ImproperlyConfigured, match=r"view is async, and @idempotent_form works only on sync views"):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"view is async, and @idempotent_form works only on sync views",
+    ):
         idempotent_form(view)
 
 
@@ -319,8 +396,14 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_field_left_out_of_the_fingerprint_makes_no_other_submission(options):
-    contents = [{"item": item, "captcha": captcha} for item, captcha in [("pen", "a"), ("pen", "b"), ("ink", "b")]]
-    answers = [answer for answer, _told in submissions(idempotent_form(**options)(thank), *contents)]
+    contents = [
+        {"item": item, "captcha": captcha}
+        for item, captcha in [("pen", "a"), ("pen", "b"), ("ink", "b")]
+    ]
+    answers = [
+        answer
+        for answer, _told in submissions(idempotent_form(**options)(thank), *contents)
+    ]
     assert [is_replay(answer) for answer in answers] == [False, True, False]
 
 
@@ -334,6 +417,12 @@ def test_the_stored_response_to_a_form_is_redacted(settings, by_setting):
 
 
 def test_messages_are_redacted_with_the_response():
-    view = idempotent_form(body=Body(redact=lambda response: replace(response, headers=())))(thank)
+    view = idempotent_form(
+        body=Body(redact=lambda response: replace(response, headers=()))
+    )(thank)
     _first, (second, told) = submissions(view, {}, {})
-    assert (is_replay(second), told, IdempotencyRecord.objects.get().response_headers) == (True, [], [])
+    assert (
+        is_replay(second),
+        told,
+        IdempotencyRecord.objects.get().response_headers,
+    ) == (True, [], [])

@@ -67,7 +67,9 @@ def slow_view(monkeypatch, submissions) -> None:
 @pytest.mark.parametrize("protected", [True, False])
 def test_clicks_under_a_slow_view_order_once(form, submissions, protected):
     if not protected:
-        form.driver.execute_script("document.querySelector('[name=idempotency_key]').remove()")
+        form.driver.execute_script(
+            "document.querySelector('[name=idempotency_key]').remove()"
+        )
     form.driver.execute_script(CLICK_UNTIL_IT_LEAVES, form.find(BUTTON))
     assert form.find(".message").text == "Ordered pen."
     orders = 1 if protected else submissions()

@@ -67,14 +67,22 @@ def of_rest_framework(runs, policy):
 
 
 def of_a_class(runs):
-    return type("Payments", (View,), {"post": lambda view, request: runs.view(request)}).as_view()
+    return type(
+        "Payments", (View,), {"post": lambda view, request: runs.view(request)}
+    ).as_view()
 
 
 DECORATED = {
     "function": lambda runs, policy: idempotent(policy=policy)(runs.view),
-    "in lease mode": lambda runs, policy: idempotent(policy=policy.derive(mode="lease"))(runs.view),
-    "async function": lambda runs, policy: idempotent(policy=policy.derive(mode="lease"))(runs.aview),
-    "waiting": lambda runs, policy: idempotent(policy=policy.derive(mode="lease", wait=10))(runs.aview),
+    "in lease mode": lambda runs, policy: idempotent(
+        policy=policy.derive(mode="lease")
+    )(runs.view),
+    "async function": lambda runs, policy: idempotent(
+        policy=policy.derive(mode="lease")
+    )(runs.aview),
+    "waiting": lambda runs, policy: idempotent(
+        policy=policy.derive(mode="lease", wait=10)
+    )(runs.aview),
     "class": lambda runs, policy: idempotent(policy=policy)(of_a_class(runs)),
     "mixin": pytest.param(of_rest_framework, marks=pytest.mark.drf),
 }
@@ -82,21 +90,34 @@ COVERED = {
     "function": lambda runs: runs.view,
     "async function": lambda runs: runs.aview,
     "class": of_a_class,
-    "APIView": pytest.param(lambda runs: of_rest_framework(runs, None), marks=pytest.mark.drf),
+    "APIView": pytest.param(
+        lambda runs: of_rest_framework(runs, None), marks=pytest.mark.drf
+    ),
 }
 
 
 def is_refused(response):
-    return (response.status_code, code(response), is_replay(response)) == (403, "replay_forbidden", False)
+    return (response.status_code, code(response), is_replay(response)) == (
+        403,
+        "replay_forbidden",
+        False,
+    )
 
 
 def holds(send, runs):
     """The response is stored; a caller who may not see it is told so, and one who may gets it."""
     first = send()
     assert first.content == b"run 1", "the first caller is not asked for"
-    before = IdempotencyRecord.objects.values_list("status", "attempts", "response_body").get()
+    before = IdempotencyRecord.objects.values_list(
+        "status", "attempts", "response_body"
+    ).get()
     assert is_refused(send())
-    assert IdempotencyRecord.objects.values_list("status", "attempts", "response_body").get() == before
+    assert (
+        IdempotencyRecord.objects.values_list(
+            "status", "attempts", "response_body"
+        ).get()
+        == before
+    )
     allowed = send(headers={ALLOWED: "yes"})
     assert (allowed.content, is_replay(allowed), runs.count) == (b"run 1", True, 1)
 
@@ -119,7 +140,9 @@ def test_the_middleware_asks_before_a_replay(call, make, send, may_replay, setti
 def test_only_a_caller_who_would_get_a_response_is_asked_for(call):
     asked = Asked()
     statuses = iter([503, 201])
-    view = idempotent(may_replay=asked)(Runs(lambda request: _status(next(statuses))).view)
+    view = idempotent(may_replay=asked)(
+        Runs(lambda request: _status(next(statuses))).view
+    )
     assert [call(view, {"amount": 1}).status_code for _ in range(2)] == [503, 201]
     assert call(view, {"amount": 2}).status_code == 422
     assert asked.questions == []
@@ -127,8 +150,15 @@ def test_only_a_caller_who_would_get_a_response_is_asked_for(call):
     ((request, record),) = asked.questions
     assert isinstance(request, HttpRequest)
     assert isinstance(record, StoredRecord)
-    assert (record.key, record.method, record.path, record.response.status) == ("k", "POST", "/view/", 201)
-    assert (record.id, record.scope) == IdempotencyRecord.objects.values_list("id", "scope").get()
+    assert (record.key, record.method, record.path, record.response.status) == (
+        "k",
+        "POST",
+        "/view/",
+        201,
+    )
+    assert (record.id, record.scope) == IdempotencyRecord.objects.values_list(
+        "id", "scope"
+    ).get()
 
 
 def _status(status):
@@ -147,7 +177,9 @@ def test_rest_framework_asks_with_its_own_request(call):
 
 
 @pytest.mark.parametrize(
-    "answer", [None, 0, 1, "yes", object(), {"payments.view"}], ids=["None", "0", "1", "yes", "object", "set"]
+    "answer",
+    [None, 0, 1, "yes", object(), {"payments.view"}],
+    ids=["None", "0", "1", "yes", "object", "set"],
 )
 def test_anything_but_true_is_no(call, answer):
     view = idempotent(may_replay=lambda request, record: answer)(Runs().view)
@@ -155,7 +187,9 @@ def test_anything_but_true_is_no(call, answer):
     assert is_refused(call(view))
 
 
-@pytest.mark.parametrize("make", [DECORATED["function"], DECORATED["async function"], DECORATED["mixin"]])
+@pytest.mark.parametrize(
+    "make", [DECORATED["function"], DECORATED["async function"], DECORATED["mixin"]]
+)
 def test_may_replay_may_deny_by_exception(call, make):
     def deny(request, record):
         raise PermissionDenied
@@ -186,7 +220,10 @@ def test_rest_framework_handles_an_exception_of_may_replay_after_a_loss(call):
 def test_a_refusal_is_counted_as_one(call):
     view = idempotent(may_replay=by_header)(Runs().view)
     call(view)
-    with heard(signals.request_rejected) as rejected, heard(signals.response_replayed) as replayed:
+    with (
+        heard(signals.request_rejected) as rejected,
+        heard(signals.response_replayed) as replayed,
+    ):
         call(view)
     assert ([named["reason"] for named in rejected], replayed) == (["forbidden"], [])
 
@@ -194,7 +231,9 @@ def test_a_refusal_is_counted_as_one(call):
 @pytest.fixture
 def recipe():
     """The names that the page's code defines."""
-    (block,) = [text for _language, text in FENCE.findall(section("replays.md", "Recipe"))]
+    (block,) = [
+        text for _language, text in FENCE.findall(section("replays.md", "Recipe"))
+    ]
     names = {}
     exec(block, names)
     return names

@@ -7,8 +7,16 @@ from functools import partial, wraps
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib import admin
-from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
-from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
+from django.contrib.auth.decorators import (
+    login_required,
+    permission_required,
+    user_passes_test,
+)
+from django.contrib.auth.mixins import (
+    LoginRequiredMixin,
+    PermissionRequiredMixin,
+    UserPassesTestMixin,
+)
 from django.contrib.auth.models import Permission
 from django.http import HttpResponse
 from django.test import Client
@@ -19,7 +27,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_POST
 
-from django_idempotency.http.placement import behind_entry_point, idempotency_exempt, idempotent
+from django_idempotency.http.placement import (
+    behind_entry_point,
+    idempotency_exempt,
+    idempotent,
+)
 from django_idempotency.models import IdempotencyRecord
 from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
@@ -30,7 +42,9 @@ CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 
 
 def viewed(runs, *bases, **attributes):
-    return type("Covered", (*bases, View), {"runs": runs, "post": Order.post} | attributes).as_view()
+    return type(
+        "Covered", (*bases, View), {"runs": runs, "post": Order.post} | attributes
+    ).as_view()
 
 
 def timed(prefix):
@@ -51,7 +65,9 @@ def timed(prefix):
 UNGUARDED = {
     "function": lambda runs: runs.view,
     "partial": lambda runs: partial(runs.view, more=1),
-    "decorated": lambda runs: never_cache(require_POST(csrf_exempt(timed("a")(runs.view)))),
+    "decorated": lambda runs: never_cache(
+        require_POST(csrf_exempt(timed("a")(runs.view)))
+    ),
     "async": lambda runs: runs.aview,
     "sync_to_async": lambda runs: sync_to_async(runs.view),
     "decorated async": lambda runs: never_cache(require_POST(csrf_exempt(runs.aview))),
@@ -61,20 +77,28 @@ UNGUARDED = {
 }
 NEEDS_LOGIN = {
     "login_required": lambda runs: login_required(runs.view),
-    "decorators in a row": lambda runs: never_cache(login_required(require_POST(timed("a")(runs.view)))),
+    "decorators in a row": lambda runs: never_cache(
+        login_required(require_POST(timed("a")(runs.view)))
+    ),
     "async login_required": lambda runs: login_required(runs.aview),
     "LoginRequiredMixin": lambda runs: viewed(runs, LoginRequiredMixin),
     "around as_view": lambda runs: login_required(viewed(runs)),
-    "method_decorator on dispatch": lambda runs: method_decorator(login_required, name="dispatch")(
-        class_with(Order, runs)
-    ).as_view(),
+    "method_decorator on dispatch": lambda runs: method_decorator(
+        login_required, name="dispatch"
+    )(class_with(Order, runs)).as_view(),
 }
 NEEDS_PERMISSION = {
     "permission_required": lambda runs: permission_required(PERMISSION)(runs.view),
-    "user_passes_test": lambda runs: user_passes_test(lambda user: user.has_perm(PERMISSION))(runs.view),
-    "PermissionRequiredMixin": lambda runs: viewed(runs, PermissionRequiredMixin, permission_required=PERMISSION),
+    "user_passes_test": lambda runs: user_passes_test(
+        lambda user: user.has_perm(PERMISSION)
+    )(runs.view),
+    "PermissionRequiredMixin": lambda runs: viewed(
+        runs, PermissionRequiredMixin, permission_required=PERMISSION
+    ),
     "UserPassesTestMixin": lambda runs: viewed(
-        runs, UserPassesTestMixin, test_func=lambda view: view.request.user.has_perm(PERMISSION)
+        runs,
+        UserPassesTestMixin,
+        test_func=lambda view: view.request.user.has_perm(PERMISSION),
     ),
 }
 GUARDED = NEEDS_LOGIN | NEEDS_PERMISSION
@@ -86,7 +110,9 @@ def permission(alice):
 
 
 @pytest.mark.parametrize("send", ["__call__", "asgi"])
-@pytest.mark.parametrize("make", (UNGUARDED | GUARDED).values(), ids=UNGUARDED | GUARDED)
+@pytest.mark.parametrize(
+    "make", (UNGUARDED | GUARDED).values(), ids=UNGUARDED | GUARDED
+)
 def test_the_middleware_covers_a_view_under_wsgi_and_asgi(call, permission, make, send):
     runs = Runs()
     view = make(runs)
@@ -98,7 +124,9 @@ def test_the_middleware_covers_a_view_under_wsgi_and_asgi(call, permission, make
 
 @pytest.mark.parametrize("send", ["__call__", "asgi"])
 @pytest.mark.parametrize("guard", GUARDED)
-def test_a_replay_reaches_nobody_whom_the_view_would_not_let_in_now(call, alice, permission, guard, send):
+def test_a_replay_reaches_nobody_whom_the_view_would_not_let_in_now(
+    call, alice, permission, guard, send
+):
     view = GUARDED[guard](Runs())
     assert call(view).content == b"run 1"
     if guard in NEEDS_LOGIN:
@@ -114,7 +142,10 @@ def test_a_replay_reaches_nobody_whom_the_view_would_not_let_in_now(call, alice,
 def test_csrf_is_checked_on_replays(call, alice, settings, position):
     protection = csrf_protect if position == "decorator" else lambda view: view
     others = [path for path in settings.MIDDLEWARE if path != CSRF]
-    settings.MIDDLEWARE = {"before ours": [CSRF, *others], "after ours": [*others, CSRF]}.get(position, others)
+    settings.MIDDLEWARE = {
+        "before ours": [CSRF, *others],
+        "after ours": [*others, CSRF],
+    }.get(position, others)
     call.client = Client(enforce_csrf_checks=True)
     call.client.force_login(alice)
     call.client.cookies["csrftoken"] = token = "t" * 32
@@ -127,7 +158,10 @@ def test_csrf_is_checked_on_replays(call, alice, settings, position):
 
 
 def test_headers_that_decorators_add_are_added_to_replays(call):
-    assert [call(timed("a")(Runs().view)).headers["X-Timed"] for _ in range(2)] == ["a", "a"]
+    assert [call(timed("a")(Runs().view)).headers["X-Timed"] for _ in range(2)] == [
+        "a",
+        "a",
+    ]
 
 
 def test_the_decorators_of_the_view_itself_are_left_as_they_were(call):
@@ -148,7 +182,9 @@ class Exempt(Order):
 EXEMPT = {
     "function": lambda runs: idempotency_exempt(lambda request: runs.view(request)),
     "class": lambda runs: idempotency_exempt(class_with(Order, runs)).as_view(),
-    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(class_with(Order, runs)).as_view(),
+    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(
+        class_with(Order, runs)
+    ).as_view(),
     "method": lambda runs: class_with(Exempt, runs).as_view(),
     "decorated": lambda runs: timed("a")(idempotency_exempt(viewed(runs))),
 }
@@ -169,8 +205,14 @@ def test_another_method_of_the_class_is_covered(call):
 def test_an_exempt_path_is_left_alone_and_no_other(call, settings):
     settings.IDEMPOTENCY = {"EXEMPT_PATHS": [r"^/view/\d+/$", "^/hooks/"]}
     runs = Runs()
-    assert [call(runs.view, path="/view/7/").content for _ in range(2)] == [b"run 1", b"run 2"]
-    assert [call(runs.view, path="/view/").content for _ in range(2)] == [b"run 3", b"run 3"]
+    assert [call(runs.view, path="/view/7/").content for _ in range(2)] == [
+        b"run 1",
+        b"run 2",
+    ]
+    assert [call(runs.view, path="/view/").content for _ in range(2)] == [
+        b"run 3",
+        b"run 3",
+    ]
 
 
 def test_a_required_key_is_required_of_every_covered_view(call, settings):
@@ -184,7 +226,10 @@ def test_a_required_key_is_required_of_every_covered_view(call, settings):
 def test_async_views_use_lease_mode_and_sync_ones_the_setting(call):
     call(Runs().aview, key="async")
     call.asgi(Runs().view, key="sync")
-    assert dict(IdempotencyRecord.objects.values_list("key", "mode")) == {"async": "lease", "sync": "atomic"}
+    assert dict(IdempotencyRecord.objects.values_list("key", "mode")) == {
+        "async": "lease",
+        "sync": "atomic",
+    }
 
 
 def test_a_view_gets_its_arguments(call):
@@ -194,7 +239,11 @@ def test_a_view_gets_its_arguments(call):
     async def aview(request, pk):
         return HttpResponse(str(pk))
 
-    assert call(view, path="/view/7/", key="a").content == call.asgi(aview, path="/view/7/", key="b").content == b"7"
+    assert (
+        call(view, path="/view/7/", key="a").content
+        == call.asgi(aview, path="/view/7/", key="b").content
+        == b"7"
+    )
 
 
 class Steps(Order):
@@ -204,14 +253,18 @@ class Steps(Order):
 
     @classmethod
     def as_view(cls, steps, **initkwargs):
-        return super().as_view(names={place: step.upper() for place, step in steps}, **initkwargs)
+        return super().as_view(
+            names={place: step.upper() for place, step in steps}, **initkwargs
+        )
 
     def post(self, request):
         super().post(request)
         return HttpResponse(f"{self.names} {self.runs.count}")
 
 
-@pytest.mark.parametrize("entry_point", [lambda view: view, idempotent], ids=["middleware", "decorator"])
+@pytest.mark.parametrize(
+    "entry_point", [lambda view: view, idempotent], ids=["middleware", "decorator"]
+)
 def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
     runs = Runs()
     view = entry_point(class_with(Steps, runs).as_view([(0, "cart")]))
@@ -224,7 +277,9 @@ def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
 def anna(transactional_db, django_user_model, settings):
     settings.IDEMPOTENCY = {"REQUIRED": True}
     client = Client()
-    client.force_login(django_user_model.objects.create_superuser("anna", password="secret"))
+    client.force_login(
+        django_user_model.objects.create_superuser("anna", password="secret")
+    )
     return client
 
 
@@ -232,7 +287,10 @@ class Entries(admin.ModelAdmin):
     fields = ("kind", "user", "amount", "currency", "reference")
 
     def get_urls(self):
-        return [path("close/", self.admin_site.admin_view(self.close)), *super().get_urls()]
+        return [
+            path("close/", self.admin_site.admin_view(self.close)),
+            *super().get_urls(),
+        ]
 
     def close(self, request):
         return HttpResponse("closed")
@@ -242,9 +300,19 @@ def test_the_middleware_requires_no_key_of_the_admin(anna, settings):
     site = admin.AdminSite()
     site.register(LedgerEntry, Entries)
     settings.ROOT_URLCONF = (path("admin/", site.urls),)
-    login = anna.post("/admin/login/", {"username": "anna", "password": "secret", "next": "/admin/"})
-    assert (login.status_code, login["Location"]) == (302, "/admin/"), "signed in already, and again"
-    entry = {"kind": "deposit", "user": login.wsgi_request.user.pk, "amount": 5, "currency": "eur", "reference": "pen"}
+    login = anna.post(
+        "/admin/login/", {"username": "anna", "password": "secret", "next": "/admin/"}
+    )
+    assert (login.status_code, login["Location"]) == (302, "/admin/"), (
+        "signed in already, and again"
+    )
+    entry = {
+        "kind": "deposit",
+        "user": login.wsgi_request.user.pk,
+        "amount": 5,
+        "currency": "eur",
+        "reference": "pen",
+    }
     assert anna.post("/admin/testproject/ledgerentry/add/", entry).status_code == 302
     assert LedgerEntry.objects.count() == 1
     assert anna.post("/admin/testproject/ledgerentry/close/").content == b"closed"

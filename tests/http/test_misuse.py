@@ -37,33 +37,49 @@ def test_the_mixin_after_apiview_is_refused_at_class_creation():
 @pytest.mark.parametrize("bases", [(IdempotentMixin, View), (View, IdempotentMixin)])
 def test_the_mixin_on_a_plain_view_is_refused_at_class_creation(bases):
     with refused(
-        ImproperlyConfigured, match="Charge is not one of REST framework's views: put @idempotent on the class"
+        ImproperlyConfigured,
+        match="Charge is not one of REST framework's views: put @idempotent on the class",
     ):
         type("Charge", bases, {})
 
 
 @pytest.mark.parametrize("wrong", [{"required": True}, None, "required", Policy])
 def test_a_policy_that_is_none_is_refused(wrong):
-    with refused(ImproperlyConfigured, match=r"idempotency_policy is .*; write idempotency_policy = Policy\("):
+    with refused(
+        ImproperlyConfigured,
+        match=r"idempotency_policy is .*; write idempotency_policy = Policy\(",
+    ):
         type("Charge", (IdempotentMixin, APIView), {"idempotency_policy": wrong})
     with refused(ImproperlyConfigured, match="idempotency_policy is"):
         type("Charge", (IdempotentMixin, APIView), {}).as_view(idempotency_policy=wrong)
 
 
-@pytest.mark.parametrize("name", ["policy", "idempotency", "idempotent_policy", "idempotency_policies"])
+@pytest.mark.parametrize(
+    "name", ["policy", "idempotency", "idempotent_policy", "idempotency_policies"]
+)
 def test_the_policy_under_a_name_that_nothing_reads_is_refused(name):
-    with refused(ImproperlyConfigured, match=rf"Nothing reads Charge\.{name}: write idempotency_policy"):
+    with refused(
+        ImproperlyConfigured,
+        match=rf"Nothing reads Charge\.{name}: write idempotency_policy",
+    ):
         type("Charge", (IdempotentMixin, APIView), {name: Policy(required=True)})
 
 
 def test_a_class_may_keep_the_policies_of_its_actions():
     policy = Policy(required=True)
     type("Charge", (IdempotentMixin, APIView), {"policy": "a project's own"})
-    type("Charge", (IdempotentMixin, APIView), {"idempotency_refund": policy, "idempotency_policy": policy})
+    type(
+        "Charge",
+        (IdempotentMixin, APIView),
+        {"idempotency_refund": policy, "idempotency_policy": policy},
+    )
 
 
 def test_the_decorator_on_a_method_is_refused_where_it_is_written():
-    with refused(ImproperlyConfigured, match=r"@method_decorator\(idempotent, name=\"post\"\).*REST.*IdempotentMixin"):
+    with refused(
+        ImproperlyConfigured,
+        match=r"@method_decorator\(idempotent, name=\"post\"\).*REST.*IdempotentMixin",
+    ):
 
         class Charge(View):
             @idempotent
@@ -83,7 +99,11 @@ def test_an_entry_point_below_api_view_is_refused_before_the_view_runs():
 @pytest.mark.parametrize("name", ["post", "dispatch"])
 def test_a_decorated_apiview_method_is_refused_before_it_runs(name):
     runs = Runs(lambda request: Response())
-    charge = type("Charge", (APIView,), {"post": lambda self, request: runs.view(request), "permission_classes": ()})
+    charge = type(
+        "Charge",
+        (APIView,),
+        {"post": lambda self, request: runs.view(request), "permission_classes": ()},
+    )
     wrong = method_decorator(idempotent(scope="public"), name=name)(charge)
     with refused(ImproperlyConfigured, match="IdempotentMixin"):
         wrong.as_view()(post())
@@ -109,7 +129,9 @@ def test_a_policy_is_given_by_name(call):
 SECOND = {
     "function": lambda: idempotent(idempotent(view)),
     "mixin": lambda: idempotent(type("Charge", (IdempotentMixin, APIView), {})),
-    "mixin's view": lambda: idempotent(type("Charge", (IdempotentMixin, APIView), {}).as_view()),
+    "mixin's view": lambda: idempotent(
+        type("Charge", (IdempotentMixin, APIView), {}).as_view()
+    ),
     "class": lambda: idempotent(idempotent(type("Charge", (View,), {}))),
 }
 

@@ -54,7 +54,10 @@ def test_for_another_record_it_has_an_entry_point_of_its_own():
 
     answers = [leased(calling)(post()) for _ in range(2)]
     assert [answer.content for answer in answers] == [b"outer run 1"] * 2
-    assert set(IdempotencyRecord.objects.values_list("scope", flat=True)) == {SCOPE, "custom:another"}
+    assert set(IdempotencyRecord.objects.values_list("scope", flat=True)) == {
+        SCOPE,
+        "custom:another",
+    }
     assert contexts[0][0] is contexts[0][1], "the outer view still sees its own"
     assert runs.contexts[0].scope == "custom:another"
 
@@ -96,5 +99,7 @@ def test_a_rest_framework_view_inside_passes_through(outer):
         return inner(request)
 
     answers = [outer(calling)(post()) for _ in range(2)]
-    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b'{"run":1}')] * 2
+    assert [(answer.status_code, answer.content) for answer in answers] == [
+        (200, b'{"run":1}')
+    ] * 2
     assert runs.count == 1

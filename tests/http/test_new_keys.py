@@ -15,7 +15,15 @@ from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Atomic, Lease, Limits, Policy
 from tests.http.test_may_replay import COVERED, DECORATED
-from tests.support.callers import Gate, effects, entry_point, heard, is_replay, paying, shift
+from tests.support.callers import (
+    Gate,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    paying,
+    shift,
+)
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads
 from tests.support.views import Runs, code
@@ -27,20 +35,29 @@ ALLOWED = "k-allowed"
 @pytest.fixture
 def counts(settings, monkeypatch):
     """A cache to count in, and a clock that stands still until it is set."""
-    location = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": uuid4().hex}
+    location = {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": uuid4().hex,
+    }
     settings.CACHES = {**settings.CACHES, "counts": location}
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LIMITS_CACHE": "counts"}
     admission._guards.clear()
 
     def clock(seconds):
-        monkeypatch.setattr("django_idempotency.engine.admission.time.time", lambda: seconds)
+        monkeypatch.setattr(
+            "django_idempotency.engine.admission.time.time", lambda: seconds
+        )
 
     clock(6000.0)
     return clock
 
 
 def is_refused(response):
-    return (response.status_code, code(response), is_replay(response)) == (429, "idempotency_key_not_admitted", False)
+    return (response.status_code, code(response), is_replay(response)) == (
+        429,
+        "idempotency_key_not_admitted",
+        False,
+    )
 
 
 def by_key(operation):
@@ -70,11 +87,15 @@ def holds(send, runs):
 @pytest.mark.parametrize("send", ["__call__", "asgi"])
 def test_every_entry_point_asks_before_a_new_key(call, make, send):
     runs = Runs()
-    holds(functools.partial(getattr(call, send), make(runs, Policy(admit=by_key))), runs)
+    holds(
+        functools.partial(getattr(call, send), make(runs, Policy(admit=by_key))), runs
+    )
 
 
 @pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
-@pytest.mark.parametrize(("send", "admit"), [("__call__", by_key), ("asgi", aby_key)], ids=["wsgi", "asgi"])
+@pytest.mark.parametrize(
+    ("send", "admit"), [("__call__", by_key), ("asgi", aby_key)], ids=["wsgi", "asgi"]
+)
 def test_the_middleware_asks_before_a_new_key(call, make, send, admit, settings):
     settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.{admit.__name__}"}
     runs = Runs()
@@ -84,12 +105,18 @@ def test_the_middleware_asks_before_a_new_key(call, make, send, admit, settings)
 def test_messages_are_not_asked_for(settings):
     settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.nobody"}
     messages = [Message("queue", id, b"{}") for id in ("a", "b", "a")]
-    told = [type(consume(message, lambda message, context: None)) for message in messages]
+    told = [
+        type(consume(message, lambda message, context: None)) for message in messages
+    ]
     assert told == [Done, Done, AlreadyDone]
 
 
-@pytest.mark.parametrize("answer", [False, None, 0, -1, float("nan"), float("inf"), "yes"], ids=repr)
-def test_an_admit_that_returns_neither_true_nor_a_time_refuses_for_a_minute(call, answer):
+@pytest.mark.parametrize(
+    "answer", [False, None, 0, -1, float("nan"), float("inf"), "yes"], ids=repr
+)
+def test_an_admit_that_returns_neither_true_nor_a_time_refuses_for_a_minute(
+    call, answer
+):
     refused = call(idempotent(admit=lambda operation: answer)(Runs().view))
     assert is_refused(refused)
     assert int(refused.headers["Retry-After"]) >= 60
@@ -124,7 +151,9 @@ def test_a_known_key_is_never_refused():
     [
         Atomic(takeover_grace=0),
         Lease(),
-        pytest.param(Atomic(claim="lock", takeover_grace=0), marks=pytest.mark.postgresql),
+        pytest.param(
+            Atomic(claim="lock", takeover_grace=0), marks=pytest.mark.postgresql
+        ),
     ],
 )
 def test_a_key_that_runs_is_never_refused(mode):
@@ -163,22 +192,36 @@ def test_a_key_that_becomes_known_while_it_is_asked_for_is_not_refused(answer):
 
 def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
     limited = idempotent(admit=Limits(new_keys=2))(Runs().view)
-    assert [call(limited, key=key).status_code for key in ("a", "b", "c", "d")] == [200, 200, 429, 429]
+    assert [call(limited, key=key).status_code for key in ("a", "b", "c", "d")] == [
+        200,
+        200,
+        429,
+        429,
+    ]
     assert is_replay(call(limited, key="a"))
-    assert call(idempotent(admit=Limits(new_keys=2), scope="public")(Runs().view), key="c").status_code == 200, (
-        "another scope"
-    )
+    assert (
+        call(
+            idempotent(admit=Limits(new_keys=2), scope="public")(Runs().view), key="c"
+        ).status_code
+        == 200
+    ), "another scope"
     counts(6059.5)
     assert int(call(limited, key="c").headers["Retry-After"]) in (1, 2)
     counts(6060.0)
-    assert [call(limited, key=key).status_code for key in ("c", "d", "e")] == [200, 200, 429]
+    assert [call(limited, key=key).status_code for key in ("c", "d", "e")] == [
+        200,
+        200,
+        429,
+    ]
 
 
 @pays
 def test_concurrent_callers_get_no_more_new_keys_than_max_new_keys(counts):
     callers, most = 8, 3
     limited = entry_point(Runs().view, admit=Limits(new_keys=most), mode="lease")
-    statuses = sorted(in_threads(callers, lambda number: limited(f"k{number}").status_code))
+    statuses = sorted(
+        in_threads(callers, lambda number: limited(f"k{number}").status_code)
+    )
     assert statuses == [200] * most + [429] * (callers - most)
     assert IdempotencyRecord.objects.count() == most
 
@@ -187,9 +230,15 @@ def test_a_scope_stores_so_many_bytes(call, counts):
     """More than that by the last response, as its size is not known before."""
     runs = Runs(lambda request: HttpResponse(b"x" * 1000))
     limited = idempotent(admit=Limits(bytes=1500), retention=3600)(runs.view)
-    assert [call(limited, key=key).status_code for key in ("a", "b", "c")] == [200, 200, 429]
+    assert [call(limited, key=key).status_code for key in ("a", "b", "c")] == [
+        200,
+        200,
+        429,
+    ]
     assert is_replay(call(limited, key="a"))
-    assert int(call(limited, key="c").headers["Retry-After"]) >= 1200, "the hour that it is has 20 minutes more"
+    assert int(call(limited, key="c").headers["Retry-After"]) >= 1200, (
+        "the hour that it is has 20 minutes more"
+    )
     counts(7200.0)
     assert call(limited, key="c").status_code == 200
 
@@ -216,9 +265,14 @@ class NoCache:
 
 
 def test_a_refusal_is_an_event(call):
-    with heard(signals.request_rejected) as rejected, heard(signals.key_claimed) as claimed:
+    with (
+        heard(signals.request_rejected) as rejected,
+        heard(signals.key_claimed) as claimed,
+    ):
         call(idempotent(admit=by_key)(Runs().view))
-    assert [(named["reason"], named["retry_after"]) for named in rejected] == [("not_admitted", 7)]
+    assert [(named["reason"], named["retry_after"]) for named in rejected] == [
+        ("not_admitted", 7)
+    ]
     assert claimed == []
 
 
@@ -227,7 +281,11 @@ def test_a_refusal_is_an_event(call):
 @pays
 @pytest.mark.parametrize(
     "policy",
-    [{"admit": by_key}, {"admit": Limits(new_keys=100)}, {"admit": Limits(bytes=10**9)}],
+    [
+        {"admit": by_key},
+        {"admit": Limits(new_keys=100)},
+        {"admit": Limits(bytes=10**9)},
+    ],
     ids=lambda policy: next(iter(policy)),
 )
 def test_admission_costs_one_more_statement_a_request(counts, policy):

@@ -61,7 +61,9 @@ def post(call, settings, api):
 
     def send(api_key="right", *, to="pay", query="amount=5", asgi=False, **options):
         settings.ROOT_URLCONF = (path("api/", mounted()),)
-        sent = call.request(path=f"/api/{to}?{query}", headers={"X-API-Key": api_key}, **options)
+        sent = call.request(
+            path=f"/api/{to}?{query}", headers={"X-API-Key": api_key}, **options
+        )
         if not asgi:
             return call.client.generic(**sent)
         from asgiref.sync import async_to_sync
@@ -93,13 +95,17 @@ WAYS = {
     "a status and a dict": lambda request, amount: (201, paid(request, amount)),
     "Status": lambda request, amount: Status(201, paid(request, amount)),
     "a schema": lambda request, amount: Paid(**paid(request, amount)),
-    "a response": lambda request, amount: HttpResponse(str(paid(request, amount)), status=201),
+    "a response": lambda request, amount: HttpResponse(
+        str(paid(request, amount)), status=201
+    ),
 }
 
 
 @pytest.mark.parametrize("answer", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("responses", [RESPONSES, {201: Paid}], ids=["several", "one"])
-def test_a_view_returns_with_a_key_what_it_returns_without(api, post, answer, responses):
+def test_a_view_returns_with_a_key_what_it_returns_without(
+    api, post, answer, responses
+):
     if answer in (WAYS["a dict"], WAYS["a schema"]):
         responses = {201: Paid}
 
@@ -110,8 +116,17 @@ def test_a_view_returns_with_a_key_what_it_returns_without(api, post, answer, re
 
     unkeyed, first, second = post(key=None), post(), post()
     assert [response.status_code for response in (unkeyed, first, second)] == [201] * 3
-    assert unkeyed.headers["Content-Type"] == first.headers["Content-Type"] == second.headers["Content-Type"]
-    assert (second.content, is_replay(first), is_replay(second), effects()) == (first.content, False, True, 2)
+    assert (
+        unkeyed.headers["Content-Type"]
+        == first.headers["Content-Type"]
+        == second.headers["Content-Type"]
+    )
+    assert (second.content, is_replay(first), is_replay(second), effects()) == (
+        first.content,
+        False,
+        True,
+        2,
+    )
 
 
 @pytest.mark.parametrize("asgi", [True, False], ids=["asgi", "wsgi"])
@@ -122,16 +137,31 @@ def test_an_async_operation_runs_once(api, post, asgi):
         return 201, {"amount": amount, "entry": uuid.uuid4().hex}
 
     first, second = post(asgi=asgi), post(asgi=asgi)
-    assert (first.status_code, second.content, is_replay(second)) == (201, first.content, True)
+    assert (first.status_code, second.content, is_replay(second)) == (
+        201,
+        first.content,
+        True,
+    )
 
 
-@pytest.mark.parametrize("protect", [by_key, lambda pay: pay], ids=["operation", "middleware"])
+@pytest.mark.parametrize(
+    "protect", [by_key, lambda pay: pay], ids=["operation", "middleware"]
+)
 def test_a_replay_comes_after_ninjas_own_authentication(api, post, settings, protect):
     settings.IDEMPOTENCY = {"SCOPE": lambda request: request.auth}
     api.post("/pay", auth=ApiKey(), response=RESPONSES)(protect(pay_once()))
     first, second, refused = post(), post(), post("wrong")
-    assert (first.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
-    assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (401, False, False)
+    assert (first.status_code, second.content, is_replay(second), effects()) == (
+        201,
+        first.content,
+        True,
+        1,
+    )
+    assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (
+        401,
+        False,
+        False,
+    )
 
 
 def test_a_router_that_is_mounted_twice_keeps_its_entry_points(api, post):
@@ -139,7 +169,9 @@ def test_a_router_that_is_mounted_twice_keeps_its_entry_points(api, post):
 
     router.post("/pay", auth=ApiKey(), response=RESPONSES)(by_key(pay_once()))
     api.add_router("", router)
-    NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None).add_router("/again", router)
+    NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None).add_router(
+        "/again", router
+    )
     assert [post().status_code for _ in range(2)] == [201, 201]
     assert effects() == 1
 
@@ -175,7 +207,11 @@ def test_a_failure_is_treated_by_the_outcome_policy(api, post, status, runs, rai
         return status, {"why": "no"}
 
     first, second = post(), post()
-    assert (first.status_code, second.status_code, first.content) == (status, status, second.content)
+    assert (first.status_code, second.status_code, first.content) == (
+        status,
+        status,
+        second.content,
+    )
     assert (is_replay(second), len(seen)) == (runs == 1, runs)
 
 
@@ -187,7 +223,9 @@ ENTRY_POINTS = {
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 @pytest.mark.parametrize("protected", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
-def test_an_error_that_ninja_handles_undoes_nothing(api, post, settings, atomic_requests, protected, mode):
+def test_an_error_that_ninja_handles_undoes_nothing(
+    api, post, settings, atomic_requests, protected, mode
+):
     settings.IDEMPOTENCY = {"MODE": mode}
 
     def pay(request, amount: int):
@@ -195,7 +233,11 @@ def test_an_error_that_ninja_handles_undoes_nothing(api, post, settings, atomic_
         raise HttpError(422, "no")
 
     protected(api, pay)
-    assert [(post(key=key).status_code, effects()) for key in (None, "k", "k")] == [(422, 1), (422, 2), (422, 3)]
+    assert [(post(key=key).status_code, effects()) for key in (None, "k", "k")] == [
+        (422, 1),
+        (422, 2),
+        (422, 3),
+    ]
 
 
 def test_a_result_that_ninja_cannot_render_undoes_the_effects(api, post):
@@ -225,7 +267,9 @@ def test_the_middleware_leaves_an_exempt_operation_alone(api, post):
 
 
 @pytest.mark.parametrize("method", ["get", "put"])
-def test_a_stream_beside_an_operation_is_no_obstacle_to_the_middleware(api, post, method):
+def test_a_stream_beside_an_operation_is_no_obstacle_to_the_middleware(
+    api, post, method
+):
     @getattr(api, method)("/pay", response=JSONL[Paid])
     def payments(request) -> Iterator[Paid]:
         yield Paid(amount=1, entry="")
@@ -258,7 +302,10 @@ def test_a_decorator_that_ninja_applies_below_it_is_kept(api, post):
     def pay(request: HttpRequest, amount: int):
         return 201, paid(request, amount)
 
-    assert [post().headers["Cache-Control"] for _ in range(2)] == ["private", "no-store, private"]
+    assert [post().headers["Cache-Control"] for _ in range(2)] == [
+        "private",
+        "no-store, private",
+    ]
 
 
 @pytest.mark.parametrize("decorator", [idempotent, idempotent_form])
@@ -267,12 +314,22 @@ def test_a_decorator_that_ninja_applies_below_it_is_kept(api, post):
     [
         lambda api, decorator, pay: decorator(api.post("/pay")(pay)),
         lambda api, decorator, pay: api.post("/pay")(decorate_view(decorator)(pay)),
-        lambda api, decorator, pay: (api.post("/pay")(pay), api.add_decorator(decorator, mode="view"), api.urls),
-        lambda api, decorator, pay: (api.post("/pay")(pay), api.add_decorator(decorator), api.urls),
+        lambda api, decorator, pay: (
+            api.post("/pay")(pay),
+            api.add_decorator(decorator, mode="view"),
+            api.urls,
+        ),
+        lambda api, decorator, pay: (
+            api.post("/pay")(pay),
+            api.add_decorator(decorator),
+            api.urls,
+        ),
     ],
     ids=["above", "decorate_view", "add_decorator", "default mode"],
 )
-def test_an_entry_point_elsewhere_than_below_the_operation_is_refused(api, decorate, decorator):
+def test_an_entry_point_elsewhere_than_below_the_operation_is_refused(
+    api, decorate, decorator
+):
     with pytest.raises(ImproperlyConfigured, match=r"Put it below|Use @idempotent"):
         decorate(api, decorator, pay_once())
 
@@ -283,7 +340,9 @@ def test_a_form_is_no_operation(api):
         api.post("/pay")(idempotent_form(pay_once()))
 
 
-def test_a_view_whose_operations_can_not_be_found_is_refused_before_it_is_replayed(call, monkeypatch):
+def test_a_view_whose_operations_can_not_be_found_is_refused_before_it_is_replayed(
+    call, monkeypatch
+):
     """As that of a version of Ninja that builds its views in another way."""
     runs = Runs()
     monkeypatch.setattr(Runs.view, "__module__", "ninja.operation")

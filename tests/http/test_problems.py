@@ -45,7 +45,9 @@ def members(response):
     return json.loads(response.content)
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
+@pytest.mark.parametrize(
+    "refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__
+)
 def test_a_problem_says_what_it_is_and_when_to_come_back(settings, refusal):
     """What it lets a client do, the page on errors says, which tests/unit/test_docs.py compares."""
     settings.IDEMPOTENCY = {"PROBLEM_TYPE_BASE_URL": BASE}
@@ -54,11 +56,18 @@ def test_a_problem_says_what_it_is_and_when_to_come_back(settings, refusal):
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.headers["Link"] == f'<{BASE}{stated.code}>; rel="describedby"'
     told = response.headers.get("Retry-After")
-    assert told is None if stated.code not in RETRY_AFTER else int(told) in RETRY_AFTER[stated.code]
+    assert (
+        told is None
+        if stated.code not in RETRY_AFTER
+        else int(told) in RETRY_AFTER[stated.code]
+    )
     sent = members(response)
     assert sent.pop("title")
     assert sent.pop("detail")
-    given = {name: getattr(stated, name) for name in ("status", "code", "retryable", "safe_new_key")}
+    given = {
+        name: getattr(stated, name)
+        for name in ("status", "code", "retryable", "safe_new_key")
+    }
     assert sent == {"type": BASE + stated.code, **given}
 
 
@@ -67,22 +76,36 @@ def in_german(make):
         return make()
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
+@pytest.mark.parametrize(
+    "refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__
+)
 def test_only_what_is_for_people_changes_with_the_language(refusal, monkeypatch):
     monkeypatch.setattr("random.randint", lambda low, high: low)  # of Retry-After
     english = problem_response(problem(refusal))
     german = in_german(lambda: problem_response(problem(refusal)))
     assert dict(english.items()) == dict(german.items())
-    changed = {name for name, told in members(english).items() if members(german)[name] != told}
+    changed = {
+        name for name, told in members(english).items() if members(german)[name] != told
+    }
     assert {"title"} <= changed <= {"title", "detail"}
     assert members(english)["title"] != members(english)["detail"]
 
 
 def test_a_problem_is_in_the_language_that_the_client_accepts(call, settings):
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+    settings.MIDDLEWARE = [
+        *settings.MIDDLEWARE,
+        "django.middleware.locale.LocaleMiddleware",
+    ]
     needed = idempotent(required=True)(Runs().view)
-    german, english = (members(call(needed, key=None, headers={"Accept-Language": each})) for each in ("de", "en"))
-    assert german["title"] == in_german(lambda: gettext(english["title"])) != english["title"]
+    german, english = (
+        members(call(needed, key=None, headers={"Accept-Language": each}))
+        for each in ("de", "en")
+    )
+    assert (
+        german["title"]
+        == in_german(lambda: gettext(english["title"]))
+        != english["title"]
+    )
 
 
 def test_an_error_is_in_english_and_its_problem_is_not():
@@ -101,7 +124,11 @@ def test_an_expired_session_keeps_its_key(call):
     assert call(view).status_code == 200
     call.client.logout()
     told = members(call(view))
-    assert (told["code"], told["safe_new_key"], told["retryable"]) == ("idempotency_key_anonymous", False, True)
+    assert (told["code"], told["safe_new_key"], told["retryable"]) == (
+        "idempotency_key_anonymous",
+        False,
+        True,
+    )
     assert "same key" in told["detail"]
 
 
@@ -119,7 +146,9 @@ def test_an_expired_session_keeps_its_key(call):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_new_key_is_offered_only_for_a_key_that_no_record_can_have(call, retry, name, is_safe):
+def test_a_new_key_is_offered_only_for_a_key_that_no_record_can_have(
+    call, retry, name, is_safe
+):
     view = idempotent(keys=Keys(strict=True))(Runs().view)
     assert call(view, key='"k"').status_code == 200
     told = members(call(view, **retry))

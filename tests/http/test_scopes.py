@@ -106,7 +106,9 @@ def test_a_callables_scope_never_meets_a_built_in_one(call, alice, taken):
     call(idempotent(**({"scope": "public"} if scope == "public" else {}))(builtin.view))
     assert call(idempotent(scope=lambda request: scope)(custom.view)).status_code == 200
     assert (builtin.count, custom.count) == (1, 1), "no replay of the one for the other"
-    assert f"custom:{scope}" in IdempotencyRecord.objects.values_list("scope", flat=True)
+    assert f"custom:{scope}" in IdempotencyRecord.objects.values_list(
+        "scope", flat=True
+    )
 
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.e30"
@@ -120,7 +122,10 @@ def test_a_scope_with_the_callers_credentials_is_refused(call, scope):
 
     runs = Runs()
     with pytest.raises(ImproperlyConfigured, match="credentials"):
-        call(idempotent(scope=made)(runs.view), headers={"Authorization": f"Bearer {TOKEN}"})
+        call(
+            idempotent(scope=made)(runs.view),
+            headers={"Authorization": f"Bearer {TOKEN}"},
+        )
     assert (runs.count, IdempotencyRecord.objects.count()) == (0, 0)
 
 
@@ -134,7 +139,11 @@ def test_a_scope_without_the_callers_credentials_is_not_refused(call, header):
 def test_a_scope_that_can_not_be_stored_is_refused(call, rf, letter):
     runs = Runs()
     answer = call(idempotent(scope=lambda request: f"account:{letter}")(runs.view))
-    assert (answer.status_code, code(answer), runs.count) == (400, "idempotency_key_malformed", 0)
+    assert (answer.status_code, code(answer), runs.count) == (
+        400,
+        "idempotency_key_malformed",
+        0,
+    )
     request = rf.post("/", headers={"Idempotency-Key": "k"})
     request.user = TokenUser(pk=letter)
     assert (idempotent(runs.view)(request).status_code, runs.count) == (400, 0)
@@ -148,7 +157,10 @@ def test_the_same_key_for_another_account_is_a_mismatch(call):
 
     assert send(**{"Stripe-Account": "acct_1"}).status_code == 200
     for other in ({"Stripe-Account": "acct_2"}, {"Stripe-Account": ""}, {}):
-        assert (send(**other).status_code, code(send(**other))) == (422, "idempotency_key_reused")
+        assert (send(**other).status_code, code(send(**other))) == (
+            422,
+            "idempotency_key_reused",
+        )
     assert is_replay(send(**{"stripe-account": "acct_1", "X-Other": "1"}))
 
 

@@ -31,7 +31,10 @@ def http():
 @pytest.fixture
 def alice(server, http):
     return stripe.StripeClient(
-        "sk_test_alice", base_addresses={"api": server.url}, http_client=http, max_network_retries=5
+        "sk_test_alice",
+        base_addresses={"api": server.url},
+        http_client=http,
+        max_network_retries=5,
     )
 
 
@@ -59,7 +62,9 @@ def test_a_client_that_times_out_and_retries_pays_once(alice, http, server):
     assert server.ledger(reference) == 1
     assert len(http.keys) > 1, "it had to try again"
     assert len(set(http.keys)) == 1
-    again = alice.v1.charges.create(charge(reference), {"idempotency_key": http.keys[0]})
+    again = alice.v1.charges.create(
+        charge(reference), {"idempotency_key": http.keys[0]}
+    )
     assert again.id == created.id
     assert server.ledger(reference) == 1
 
@@ -67,8 +72,12 @@ def test_a_client_that_times_out_and_retries_pays_once(alice, http, server):
 def test_a_reused_key_is_an_idempotency_error_for_stripe(alice, server):
     reference = str(uuid.uuid4())
     alice.v1.charges.create(charge(reference), {"idempotency_key": reference})
-    with pytest.raises(stripe.APIError) as refused:  # the client takes a 422, which Stripe does not send, for any error
-        alice.v1.charges.create(charge(reference, amount=900), {"idempotency_key": reference})
+    with pytest.raises(
+        stripe.APIError
+    ) as refused:  # the client takes a 422, which Stripe does not send, for any error
+        alice.v1.charges.create(
+            charge(reference, amount=900), {"idempotency_key": reference}
+        )
     assert refused.value.http_status == 422
     assert refused.value.error.type == "idempotency_error"
     assert server.ledger(reference) == 1

@@ -17,7 +17,9 @@ from tests.support.pages import FENCE, text
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MODEL, VIEW, URLS, WITHOUT_KEYS = (
-    block for language, block in FENCE.findall(text("stripe.md")) if language == "python"
+    block
+    for language, block in FENCE.findall(text("stripe.md"))
+    if language == "python"
 )
 
 
@@ -29,7 +31,9 @@ class Stripe(BaseHTTPRequestHandler):
         key = self.headers["Idempotency-Key"]
         self.server.asked.append(key)
         id = self.server.payments.setdefault(key, f"pi_{len(self.server.payments) + 1}")
-        body = json.dumps({"id": id, "object": "payment_intent", "amount": int(sent["amount"][0])}).encode()
+        body = json.dumps(
+            {"id": id, "object": "payment_intent", "amount": int(sent["amount"][0])}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -46,7 +50,9 @@ def provider(monkeypatch):
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("STRIPE_SECRET_KEY", "sk_test_alice")
         monkeypatch.setattr(stripe, "api_key", None)  # the page sets it
-        monkeypatch.setattr(stripe, "api_base", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(
+            stripe, "api_base", f"http://127.0.0.1:{server.server_port}"
+        )
         monkeypatch.setattr(stripe, "max_network_retries", 0)
         yield server
         server.shutdown()
@@ -63,7 +69,11 @@ def pay(rf, django_user_model, provider, saved, monkeypatch):
     user = django_user_model.objects.create_user("alice")
     payments = SimpleNamespace()
     monkeypatch.setitem(sys.modules, "orders", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "orders.models", SimpleNamespace(Payment=SimpleNamespace(objects=payments)))
+    monkeypatch.setitem(
+        sys.modules,
+        "orders.models",
+        SimpleNamespace(Payment=SimpleNamespace(objects=payments)),
+    )
     names = {}
     exec(compile(VIEW, "stripe.md", "exec"), names)
 
@@ -74,7 +84,11 @@ def pay(rf, django_user_model, provider, saved, monkeypatch):
             saved.append((intent, defaults["user"]))
 
         payments.get_or_create = get_or_create
-        request = rf.post("/", {"amount": "500", "payment_method": "pm_card"}, headers={"Idempotency-Key": "order-1"})
+        request = rf.post(
+            "/",
+            {"amount": "500", "payment_method": "pm_card"},
+            headers={"Idempotency-Key": "order-1"},
+        )
         request.user = user
         return names["pay"](request)
 

@@ -14,7 +14,16 @@ from django.views.decorators.http import require_POST
 
 from django_idempotency.http.placement import idempotent
 from django_idempotency.values.exceptions import ClaimInsideTransaction
-from tests.support.callers import SCOPE, behind_middleware, effects, entry_point, is_replay, pay, post, record
+from tests.support.callers import (
+    SCOPE,
+    behind_middleware,
+    effects,
+    entry_point,
+    is_replay,
+    pay,
+    post,
+    record,
+)
 from tests.support.views import api_class
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -30,7 +39,9 @@ def ask(view, key="k"):
 
 
 def told(request):
-    return HttpResponse(b"in a transaction" if connection.in_atomic_block else b"in none")
+    return HttpResponse(
+        b"in a transaction" if connection.in_atomic_block else b"in none"
+    )
 
 
 def new():
@@ -49,15 +60,23 @@ def drf():
 
 
 NON_ATOMIC = {
-    "below": lambda **policy: idempotent(**policy)(transaction.non_atomic_requests(new())),
-    "above": lambda **policy: transaction.non_atomic_requests(idempotent(**policy)(new())),
+    "below": lambda **policy: idempotent(**policy)(
+        transaction.non_atomic_requests(new())
+    ),
+    "above": lambda **policy: transaction.non_atomic_requests(
+        idempotent(**policy)(new())
+    ),
     "class": lambda **policy: idempotent(**policy)(
         method_decorator(transaction.non_atomic_requests, name="dispatch")(
             type("Told", (View,), {"post": lambda self, request: told(request)})
         )
     ).as_view(),
     "around as_view": lambda **policy: idempotent(**policy)(
-        transaction.non_atomic_requests(type("Told", (View,), {"post": lambda self, request: told(request)}).as_view())
+        transaction.non_atomic_requests(
+            type(
+                "Told", (View,), {"post": lambda self, request: told(request)}
+            ).as_view()
+        )
     ),
     "REST framework": lambda **policy: idempotent(**policy)(
         method_decorator(transaction.non_atomic_requests, name="dispatch")(drf())
@@ -71,7 +90,11 @@ of_each_way = pytest.mark.parametrize("make", NON_ATOMIC.values(), ids=NON_ATOMI
 
 def test_a_request_without_a_key_is_in_djangos_transaction_or_none(atomic_requests):
     expected = b"in a transaction" if atomic_requests else b"in none"
-    assert ask(new(), None).content == ask(idempotent(scope=SCOPE)(new()), None).content == expected
+    assert (
+        ask(new(), None).content
+        == ask(idempotent(scope=SCOPE)(new()), None).content
+        == expected
+    )
 
 
 def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests):
@@ -83,7 +106,9 @@ def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests):
 @pytest.mark.drf
 @of_each_way
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_a_view_that_wants_no_transaction_has_none_without_a_key(atomic_requests, make, mode):
+def test_a_view_that_wants_no_transaction_has_none_without_a_key(
+    atomic_requests, make, mode
+):
     assert b"in none" in rendered(ask(make(scope=SCOPE, mode=mode), None))
 
 
@@ -103,11 +128,15 @@ def test_the_claim_is_outside_the_views_transaction(atomic_requests, make):
 
 def test_an_entry_point_on_a_method_is_an_error_that_names_the_class(atomic_requests):
     on_post = method_decorator(idempotent(scope=SCOPE), name="post")
-    view = on_post(type("Told", (View,), {"post": lambda self, request: told(request)})).as_view()
+    view = on_post(
+        type("Told", (View,), {"post": lambda self, request: told(request)})
+    ).as_view()
     if not atomic_requests:
         assert ask(view).status_code == 200
         return
-    with pytest.raises(ClaimInsideTransaction, match="except one on a method: put it on the class"):
+    with pytest.raises(
+        ClaimInsideTransaction, match="except one on a method: put it on the class"
+    ):
         ask(view)
 
 
@@ -129,8 +158,12 @@ OWN_TRANSACTION = {
     "called": lambda: transaction.atomic()(paying),
     "decorators around": lambda: csrf_exempt(transaction.atomic(require_POST(paying))),
     "around as_view": lambda: transaction.atomic(Paying.as_view()),
-    "dispatch": lambda: method_decorator(transaction.atomic, name="dispatch")(type("Own", (Paying,), {})).as_view(),
-    "method": lambda: method_decorator(transaction.atomic, name="post")(type("Own", (Paying,), {})).as_view(),
+    "dispatch": lambda: method_decorator(transaction.atomic, name="dispatch")(
+        type("Own", (Paying,), {})
+    ).as_view(),
+    "method": lambda: method_decorator(transaction.atomic, name="post")(
+        type("Own", (Paying,), {})
+    ).as_view(),
 }
 
 
@@ -140,7 +173,11 @@ def test_the_middleware_stays_outside_of_a_views_own_transaction(settings, make)
     view = behind_middleware(make())
     answers = [view(post()) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 201]
-    assert (answers[0].content, is_replay(answers[1]), effects()) == (answers[1].content, True, 1)
+    assert (answers[0].content, is_replay(answers[1]), effects()) == (
+        answers[1].content,
+        True,
+        1,
+    )
 
 
 @pytest.mark.parametrize("make", OWN_TRANSACTION.values(), ids=OWN_TRANSACTION)

@@ -27,17 +27,33 @@ CACHED = {
 
 @pytest.mark.parametrize("header", sorted(FILE_HEADERS))
 def test_a_file_that_the_server_sends_is_not_replayed(call, header):
-    runs = Runs(lambda request: HttpResponse(status=201, headers={header: "/private/7.pdf", "X-Kept": "1"}))
+    runs = Runs(
+        lambda request: HttpResponse(
+            status=201, headers={header: "/private/7.pdf", "X-Kept": "1"}
+        )
+    )
     view = idempotent(runs.view)
     first, second = call(view), call(view)
     assert first.headers[header] == "/private/7.pdf"
-    assert (second.status_code, code(second), is_replay(second)) == (201, "response_not_stored", True)
-    assert (header in second.headers, second.headers["X-Kept"], runs.count) == (False, "1", 1)
+    assert (second.status_code, code(second), is_replay(second)) == (
+        201,
+        "response_not_stored",
+        True,
+    )
+    assert (header in second.headers, second.headers["X-Kept"], runs.count) == (
+        False,
+        "1",
+        1,
+    )
     assert "/private/" not in str(IdempotencyRecord.objects.get().response_headers)
 
 
 def test_instructions_to_the_server_are_left_out(call):
-    view = idempotent(lambda request: HttpResponse("ok", headers={"X-Accel-Expires": "600", "Age": "7"}))
+    view = idempotent(
+        lambda request: HttpResponse(
+            "ok", headers={"X-Accel-Expires": "600", "Age": "7"}
+        )
+    )
     call(view)
     second = call(view)
     assert second.content == b"ok"
@@ -48,12 +64,17 @@ def test_a_replay_is_kept_from_caches(call):
     view = idempotent(lambda request: JsonResponse({}, headers=CACHED))
     first, second = call(view), call(view)
     assert first.headers["Cache-Control"] == CACHED["Cache-Control"]
-    assert {name: second.headers.get(name) for name in CACHED} == dict.fromkeys(CACHED) | {"Cache-Control": "no-store"}
+    assert {name: second.headers.get(name) for name in CACHED} == dict.fromkeys(
+        CACHED
+    ) | {"Cache-Control": "no-store"}
 
 
 def test_a_problem_in_place_of_a_body_is_not_cacheable():
     replayed = replay(StoredResponse(201, tuple(CACHED.items()), None))
-    assert (code(replayed), replayed.headers["Cache-Control"]) == ("response_not_stored", "no-store")
+    assert (code(replayed), replayed.headers["Cache-Control"]) == (
+        "response_not_stored",
+        "no-store",
+    )
     assert "Expires" not in replayed.headers
 
 
@@ -64,7 +85,9 @@ def test_a_problem_is_kept_from_caches(call):
 
 def test_the_reason_of_a_hold_is_not_for_clients():
     told = problem(OnHold("DatabaseError in shop.payments on 10.0.0.7")).members(None)
-    assert not [text for text in told.values() if "shop" in str(text) or "10.0.0.7" in str(text)]
+    assert not [
+        text for text in told.values() if "shop" in str(text) or "10.0.0.7" in str(text)
+    ]
 
 
 @pytest.fixture
@@ -76,10 +99,15 @@ def failed(call):
     return IdempotencyRecord.objects.get().pk, view
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/problem+json", "text/plain; charset=utf-8"])
+@pytest.mark.parametrize(
+    "kind",
+    ["application/json", "application/problem+json", "text/plain; charset=utf-8"],
+)
 def test_a_response_given_by_hand_is_data_to_a_browser(call, failed, kind):
     id, view = failed
-    assert not isinstance(resolve(id, StoredResponse(200, (("Content-Type", kind),), b"7")), Refusal)
+    assert not isinstance(
+        resolve(id, StoredResponse(200, (("Content-Type", kind),), b"7")), Refusal
+    )
     replayed = call(view)
     assert (replayed.content, replayed.headers["Content-Type"]) == (b"7", kind)
     assert replayed.headers["Content-Security-Policy"] == "sandbox"
@@ -107,7 +135,9 @@ def test_a_project_may_allow_other_types_by_hand(call, failed, settings):
     assert call(failed[1]).headers["Content-Type"] == "text/csv"
 
 
-@pytest.mark.parametrize("header", ["X-Accel-Redirect", "X-Sendfile", "Set-Cookie", "Authorization"])
+@pytest.mark.parametrize(
+    "header", ["X-Accel-Redirect", "X-Sendfile", "Set-Cookie", "Authorization"]
+)
 def test_a_header_that_is_never_stored_is_not_given_by_hand(failed, header):
     with pytest.raises(ValueError, match=f"{header}, which is never stored"):
         resolve(failed[0], StoredResponse(204, ((header, "/private/7.pdf"),), b""))
@@ -144,5 +174,9 @@ def test_headers_that_are_none_replay_as_not_stored(call, headers):
     call(view)
     damage(headers)
     replayed = call(view)
-    assert (replayed.status_code, code(replayed), is_replay(replayed)) == (201, "response_not_stored", True)
+    assert (replayed.status_code, code(replayed), is_replay(replayed)) == (
+        201,
+        "response_not_stored",
+        True,
+    )
     assert runs.count == 1

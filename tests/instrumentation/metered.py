@@ -25,7 +25,9 @@ def samples(text):
     found: dict[str, dict[frozenset, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = (
+                sample.value
+            )
     return found
 
 
@@ -37,7 +39,9 @@ def counted(registry):
     """The counters that are not nought."""
     text = generate_latest(registry).decode()
     return {
-        counter.name: total(text, counter.name) for counter in metrics.counters_of(None) if total(text, counter.name)
+        counter.name: total(text, counter.name)
+        for counter in metrics.counters_of(None)
+        if total(text, counter.name)
     }
 
 
@@ -74,4 +78,8 @@ def alert_rules():
 
 def panel_expressions():
     board = json.loads((MONITORING / "grafana.json").read_text())
-    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    return [
+        target["expr"]
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    ]

@@ -24,14 +24,24 @@ GAUGES = [gauge for family in metrics.gauge_families for gauge in family.gauges]
 
 
 def test_alerts_and_dashboard_use_metrics_that_there_are():
-    known = {metrics.in_prometheus(metric) for metric in (*metrics.counters_of(None), *GAUGES)}
-    known |= {f"{metrics.in_prometheus(metrics.RUN)}_{part}" for part in ("bucket", "sum", "count")}
-    expressions = " ".join([rule["expr"] for rule in alert_rules()] + panel_expressions())
+    known = {
+        metrics.in_prometheus(metric)
+        for metric in (*metrics.counters_of(None), *GAUGES)
+    }
+    known |= {
+        f"{metrics.in_prometheus(metrics.RUN)}_{part}"
+        for part in ("bucket", "sum", "count")
+    }
+    expressions = " ".join(
+        [rule["expr"] for rule in alert_rules()] + panel_expressions()
+    )
     assert set(re.findall(r"idempotency_\w+", expressions)) <= known
 
 
 def promtool(*arguments):
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run(
+        ["promtool", *map(str, arguments)], capture_output=True, text=True
+    )
 
 
 def check(command, file, content):
@@ -43,11 +53,18 @@ def check(command, file, content):
 @pytest.mark.promtool
 def test_prometheus_takes_every_expression_of_the_dashboard(tmp_path):
     rules = [
-        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "5m")}
+        {
+            "record": f"panel:{number}",
+            "expr": expression.replace("$__rate_interval", "5m"),
+        }
         for number, expression in enumerate(panel_expressions())
     ]
     assert len(rules) > 8
-    check("check", tmp_path / "panels.yml", {"groups": [{"name": "panels", "rules": rules}]})
+    check(
+        "check",
+        tmp_path / "panels.yml",
+        {"groups": [{"name": "panels", "rules": rules}]},
+    )
 
 
 FIGURE = '{database="a"}'
@@ -72,32 +89,50 @@ def pending(percentile):
 FIRES = {
     "IdempotencyStoreFailing": {FAILED: "0+5x120"},
     "IdempotencyManyReplays": {REPLAYED: "0+10x120", CLAIMED: "0+100x120"},
-    "IdempotencyManyConflicts": {rejected("in_flight"): "0+20x120", CLAIMED: "0+100x120"},
+    "IdempotencyManyConflicts": {
+        rejected("in_flight"): "0+20x120",
+        CLAIMED: "0+100x120",
+    },
     "IdempotencyKeysReused": {rejected("key_reused"): "0+5x120", CLAIMED: "0+100x120"},
     "IdempotencyWorkersCrashing": {TAKEN_OVER: "0+5x120", CLAIMED: "0+100x120"},
     "IdempotencyStaleWrites": {STALE: "0x60 1x60"},
     "IdempotencyKeysOnHold": {"idempotency_on_hold" + FIGURE: "3x120"},
-    "IdempotencyKeysOnHoldTooLong": {"idempotency_on_hold_age_seconds" + FIGURE: "7200x120"},
+    "IdempotencyKeysOnHoldTooLong": {
+        "idempotency_on_hold_age_seconds" + FIGURE: "7200x120"
+    },
     "IdempotencyKeysOnHoldRetried": {rejected("on_hold"): "0x60 1x60"},
     "IdempotencyWaitTimeouts": {rejected("wait_timeout"): "0+2x120"},
     "IdempotencyKeysNotAdmitted": {rejected("not_admitted"): "0+500x120"},
     "IdempotencyKeysStuck": {"idempotency_stuck" + FIGURE: "3x120"},
     "IdempotencyPendingTooLong": {pending(100): "900x120"},
-    "IdempotencyCleanupLagging": {"idempotency_cleanup_lag_seconds" + FIGURE: "7200x120"},
-    "IdempotencyPartitionsRunningOut": {"idempotency_partitions_ahead_seconds" + FIGURE: "40000x120"},
-    "IdempotencyTableFiguresMissing": {UP: "0x120", 'idempotency_table_up{database="b"}': "1x120"},
+    "IdempotencyCleanupLagging": {
+        "idempotency_cleanup_lag_seconds" + FIGURE: "7200x120"
+    },
+    "IdempotencyPartitionsRunningOut": {
+        "idempotency_partitions_ahead_seconds" + FIGURE: "40000x120"
+    },
+    "IdempotencyTableFiguresMissing": {
+        UP: "0x120",
+        'idempotency_table_up{database="b"}': "1x120",
+    },
     "IdempotencyMetricsMissing": {UP: "1x50"},
     "IdempotencyOutboxNoRelay": {
         'idempotency_outbox_relays{publisher="a"}': "0x120",
         'idempotency_outbox_pending{publisher="a"}': "5x120",
         'idempotency_outbox_relays{publisher="b"}': "1x120",
     },
-    "IdempotencyOutboxDelayed": {'idempotency_outbox_age_seconds{publisher="a"}': "900x120"},
+    "IdempotencyOutboxDelayed": {
+        'idempotency_outbox_age_seconds{publisher="a"}': "900x120"
+    },
     "IdempotencyOutboxDeadLetters": {'idempotency_outbox_dead{publisher="a"}': "1x120"},
 }
 ON_FIGURES = {
     *("IdempotencyKeysOnHold", "IdempotencyKeysOnHoldTooLong", "IdempotencyKeysStuck"),
-    *("IdempotencyPendingTooLong", "IdempotencyCleanupLagging", "IdempotencyPartitionsRunningOut"),
+    *(
+        "IdempotencyPendingTooLong",
+        "IdempotencyCleanupLagging",
+        "IdempotencyPartitionsRunningOut",
+    ),
 }
 OUTBOX = {name for name in FIRES if "Outbox" in name}
 WELL = {
@@ -106,8 +141,17 @@ WELL = {
     UP: "1x120",
     pending(100): "200x120",
     "idempotency_partitions_ahead_seconds" + FIGURE: "600000x120",
-    **dict.fromkeys((f"idempotency_{name}{FIGURE}" for name in ("stuck", "on_hold", "on_hold_age_seconds")), "0x120"),
-    **{f'idempotency_outbox_{name}{{publisher="a"}}': "0x120" for name in ("relays", "pending", "dead", "age_seconds")},
+    **dict.fromkeys(
+        (
+            f"idempotency_{name}{FIGURE}"
+            for name in ("stuck", "on_hold", "on_hold_age_seconds")
+        ),
+        "0x120",
+    ),
+    **{
+        f'idempotency_outbox_{name}{{publisher="a"}}': "0x120"
+        for name in ("relays", "pending", "dead", "age_seconds")
+    },
     **dict.fromkeys((FAILED, STALE, TAKEN_OVER, *map(rejected, Rejection)), "0x120"),
 }
 
@@ -120,19 +164,30 @@ def ending(series, minute):
 def healed(series):
     """The same figures, well since a few minutes."""
     well = 600_000 if "partitions" in "".join(series) else 0
-    return {name: f"{values.split('x')[0]}x60 {well}x60" for name, values in series.items()}
+    return {
+        name: f"{values.split('x')[0]}x60 {well}x60" for name, values in series.items()
+    }
 
 
 SICK = {UP: "1x40 0x80"}
 CALM = WELL | {CLAIMED: "0+2x120", REPLAYED: "0x120"}
 # Callers met a store that was away; their retries are replays, conflicts and takeovers in the minute after it.
-AFTER_AN_OUTAGE = (FAILED, TAKEN_OVER, REPLAYED, rejected("in_flight"), rejected("wait_timeout"))
+AFTER_AN_OUTAGE = (
+    FAILED,
+    TAKEN_OVER,
+    REPLAYED,
+    rejected("in_flight"),
+    rejected("wait_timeout"),
+)
 CASES = {
     "each fires": {alert: (series, [alert]) for alert, series in FIRES.items()},
     "all is well": {"all": (WELL, [])},
     # Of 300 keys one hangs; a transaction holds the lock of a key; each in a calm shop.
     "what is rare": {
-        "one of 300 keys": (WELL | {pending(99): "2x120", pending(100): "900x120"}, ["IdempotencyPendingTooLong"]),
+        "one of 300 keys": (
+            WELL | {pending(99): "2x120", pending(100): "900x120"},
+            ["IdempotencyPendingTooLong"],
+        ),
         "a claim by lock": (
             WELL | {"idempotency_pending_by_lock_age_seconds" + FIGURE: "7200x120"},
             ["IdempotencyPendingTooLong"],
@@ -156,36 +211,57 @@ CASES = {
         )
         for minutes in range(1, 35)
     },
-    "failed scrapes": {alert: (ending(FIRES[alert], 57), [alert]) for alert in ON_FIGURES | OUTBOX},
-    "a sick database": {
-        alert: (ending(FIRES[alert], 40) | SICK, [alert, "IdempotencyTableFiguresMissing"]) for alert in ON_FIGURES
+    "failed scrapes": {
+        alert: (ending(FIRES[alert], 57), [alert]) for alert in ON_FIGURES | OUTBOX
     },
-    "figures that are well again": {alert: (healed(FIRES[alert]) | {UP: "1x120"}, []) for alert in ON_FIGURES},
+    "a sick database": {
+        alert: (
+            ending(FIRES[alert], 40) | SICK,
+            [alert, "IdempotencyTableFiguresMissing"],
+        )
+        for alert in ON_FIGURES
+    },
+    "figures that are well again": {
+        alert: (healed(FIRES[alert]) | {UP: "1x120"}, []) for alert in ON_FIGURES
+    },
 }
 TARGET = {"job": "shop", "instance": "web-1:8000", "environment": "production"}
 
 
 def of_target(series):
     """The series with the labels that Prometheus adds to what it scrapes."""
-    return series[:-1] + "".join(f',{name}="{value}"' for name, value in TARGET.items()) + "}"
+    return (
+        series[:-1]
+        + "".join(f',{name}="{value}"' for name, value in TARGET.items())
+        + "}"
+    )
 
 
 def firing(name, series, expected):
     """A test: exactly ``expected`` alerts fire after an hour and five minutes, with the labels of their target."""
     labels = [
-        {"alertname": alert, **TARGET} | ({"instance": ""} if alert == "IdempotencyMetricsMissing" else {})
+        {"alertname": alert, **TARGET}
+        | ({"instance": ""} if alert == "IdempotencyMetricsMissing" else {})
         for alert in expected
     ]
-    written = [",".join(f'{name}="{value}"' for name, value in each.items() if value) for each in labels]
+    written = [
+        ",".join(f'{name}="{value}"' for name, value in each.items() if value)
+        for each in labels
+    ]
     return {
         "name": name,
         "interval": "1m",
-        "input_series": [{"series": of_target(name), "values": values} for name, values in series.items()],
+        "input_series": [
+            {"series": of_target(name), "values": values}
+            for name, values in series.items()
+        ],
         "promql_expr_test": [
             {
                 "expr": 'count by (alertname, job, instance, environment) (ALERTS{alertstate="firing"})',
                 "eval_time": "65m",
-                "exp_samples": [{"labels": f"{{{each}}}", "value": 1} for each in written],
+                "exp_samples": [
+                    {"labels": f"{{{each}}}", "value": 1} for each in written
+                ],
             }
         ],
     }
@@ -194,8 +270,15 @@ def firing(name, series, expected):
 @pytest.mark.promtool
 @pytest.mark.parametrize("what", CASES)
 def test_the_alerts_that_should_fire_do_and_no_others(what, tmp_path):
-    tests = [firing(name, series, expected) for name, (series, expected) in CASES[what].items()]
-    check("test", tmp_path / "tests.yml", {"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests})
+    tests = [
+        firing(name, series, expected)
+        for name, (series, expected) in CASES[what].items()
+    ]
+    check(
+        "test",
+        tmp_path / "tests.yml",
+        {"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests},
+    )
 
 
 def test_every_alert_is_seen_to_fire():
@@ -205,7 +288,11 @@ def test_every_alert_is_seen_to_fire():
 def test_a_database_that_is_away_is_critical():
     """Where authentication fails first, no request counts as one whose store failed."""
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in alert_rules()}
-    assert severities["IdempotencyStoreFailing"] == severities["IdempotencyTableFiguresMissing"] == "critical"
+    assert (
+        severities["IdempotencyStoreFailing"]
+        == severities["IdempotencyTableFiguresMissing"]
+        == "critical"
+    )
 
 
 def test_every_alert_says_what_it_means_and_where_to_look():
@@ -216,10 +303,14 @@ def test_every_alert_says_what_it_means_and_where_to_look():
 
 
 def test_the_dashboard_shows_every_figure_that_an_alert_is_on():
-    alerted = set(re.findall(r"idempotency_\w+", " ".join(rule["expr"] for rule in alert_rules())))
+    alerted = set(
+        re.findall(r"idempotency_\w+", " ".join(rule["expr"] for rule in alert_rules()))
+    )
     outbox = {name for name in alerted if "outbox" in name}
     figures = {metrics.in_prometheus(gauge) for gauge in GAUGES} - outbox
-    assert alerted & figures <= set(re.findall(r"idempotency_\w+", " ".join(panel_expressions())))
+    assert alerted & figures <= set(
+        re.findall(r"idempotency_\w+", " ".join(panel_expressions()))
+    )
 
 
 def quicker_rules():
@@ -236,9 +327,15 @@ def test_only_the_times_of_the_rules_are_others():
 
 @pytest.mark.promtool
 def test_prometheus_takes_the_quicker_rules(tmp_path):
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump(quicker((MONITORING / "alerts.yml").read_text())))
+    (tmp_path / "rules.yml").write_text(
+        yaml.safe_dump(quicker((MONITORING / "alerts.yml").read_text()))
+    )
     assert promtool("check", "rules", tmp_path / "rules.yml").returncode == 0
 
 
 def test_the_service_takes_the_settings_of_the_game_day():
-    subprocess.run([sys.executable, "-m", "django", "check", "--settings", ground.SETTINGS], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "django", "check", "--settings", ground.SETTINGS],
+        cwd=ROOT,
+        check=True,
+    )

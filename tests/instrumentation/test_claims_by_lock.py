@@ -47,7 +47,10 @@ def test_a_run_is_counted_from_its_claim_to_its_end():
         Gate().running_with("other", mode=Atomic(claim="lock")),
     ):
         found = by_lock()
-        assert (found["pending_by_lock"], 0 <= found["pending_by_lock_oldest"] < 60) == (2, True)
+        assert (
+            found["pending_by_lock"],
+            0 <= found["pending_by_lock_oldest"] < 60,
+        ) == (2, True)
         assert record() is None
     assert answer.result(10).status_code == 201
     assert by_lock() == NONE
@@ -68,8 +71,13 @@ def test_a_replay_by_lock_leaves_nothing_to_count():
 @pytest.mark.parametrize(
     "taken",
     [
-        ["SELECT pg_advisory_xact_lock(x'4944000000000001'::bigint)"],  # looks like one of ours
-        [COUNTED, "SELECT pg_advisory_xact_lock(1), pg_advisory_xact_lock(x'4944'::int, 1)"],
+        [
+            "SELECT pg_advisory_xact_lock(x'4944000000000001'::bigint)"
+        ],  # looks like one of ours
+        [
+            COUNTED,
+            "SELECT pg_advisory_xact_lock(1), pg_advisory_xact_lock(x'4944'::int, 1)",
+        ],
         [COUNTED, "SELECT pg_advisory_xact_lock_shared(x'4944000000000001'::bigint)"],
     ],
     ids=["without the table", "other locks", "shared"],
@@ -81,7 +89,10 @@ def test_advisory_locks_of_the_application_are_not_counted(taken):
 
 def test_runs_of_another_tenant_are_not_counted(other_thread):
     """Its locks are numbered by its own table, which is what its transaction reads."""
-    other_thread(run_sql, f"CREATE SCHEMA tenant; CREATE TABLE tenant.{TABLE} (LIKE public.{TABLE})")
+    other_thread(
+        run_sql,
+        f"CREATE SCHEMA tenant; CREATE TABLE tenant.{TABLE} (LIKE public.{TABLE})",
+    )
     try:
         with beside("SET LOCAL search_path = tenant", COUNTED, lock_of("k")):
             assert by_lock() == NONE
@@ -96,7 +107,11 @@ def as_clerk(*rights):
     """A role that may do no more than ``rights``."""
     with transaction.atomic():
         run_sql("CREATE ROLE idempotency_clerk")
-        for right in ("GRANT USAGE ON SCHEMA public TO idempotency_clerk", *rights, "SET LOCAL ROLE idempotency_clerk"):
+        for right in (
+            "GRANT USAGE ON SCHEMA public TO idempotency_clerk",
+            *rights,
+            "SET LOCAL ROLE idempotency_clerk",
+        ):
             run_sql(right)
         yield
         run_sql("RESET ROLE")
@@ -112,5 +127,8 @@ def test_a_role_without_rights_sees_that_a_key_is_in_flight():
 
 
 def test_a_role_that_may_not_read_the_locks_counts_nothing():
-    with Gate().running(mode=Atomic(claim="lock")), as_clerk("REVOKE SELECT ON pg_locks FROM PUBLIC"):
+    with (
+        Gate().running(mode=Atomic(claim="lock")),
+        as_clerk("REVOKE SELECT ON pg_locks FROM PUBLIC"),
+    ):
         assert by_lock() == {}

@@ -15,7 +15,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from django_idempotency.instrumentation import metrics, opentelemetry
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.reporting import events
-from tests.instrumentation.metered import KEY, SECRET, SECRET_SCOPE, SECRET_SCOPE_OF, counted, everything
+from tests.instrumentation.metered import (
+    KEY,
+    SECRET,
+    SECRET_SCOPE,
+    SECRET_SCOPE_OF,
+    counted,
+    everything,
+)
 from tests.support.callers import entry_point, paying
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -43,23 +50,37 @@ def installed(reader, processor):
 def points(reader):
     """Metric → points, of what the SDK has."""
     (resource,) = reader.get_metrics_data().resource_metrics
-    (scope,) = (scope for scope in resource.scope_metrics if scope.scope.name == "django_idempotency")
+    (scope,) = (
+        scope
+        for scope in resource.scope_metrics
+        if scope.scope.name == "django_idempotency"
+    )
     return {metric.name: metric for metric in scope.metrics}
 
 
 def test_opentelemetry_counts_the_same_and_has_no_secret(telemetry, registry):
     reader, _spans, _tracer = telemetry
     everything()
-    assert not [secret for secret in (KEY, SECRET_SCOPE, SECRET) if secret in reader.get_metrics_data().to_json()]
+    assert not [
+        secret
+        for secret in (KEY, SECRET_SCOPE, SECRET)
+        if secret in reader.get_metrics_data().to_json()
+    ]
     found = points(reader)
     by_counter = {
-        counter.name: sum(point.value for point in found[metrics.in_opentelemetry(counter)].data.data_points)
+        counter.name: sum(
+            point.value
+            for point in found[metrics.in_opentelemetry(counter)].data.data_points
+        )
         for counter in metrics.counters_of(None)
         if metrics.in_opentelemetry(counter) in found
     }
     assert by_counter == counted(registry)
     (hit,) = found["idempotency.response_replayed"].data.data_points
-    assert dict(hit.attributes) == {"entry_point": "decorator", "view": "tests.support.callers.paying"}
+    assert dict(hit.attributes) == {
+        "entry_point": "decorator",
+        "view": "tests.support.callers.paying",
+    }
     assert found["idempotency.run"].unit == "s"
     assert found["idempotency.table_up"].data.data_points[0].value == 1
 
@@ -82,4 +103,7 @@ def test_the_span_says_what_came_of_the_key_and_nothing_else(telemetry):
         "idempotency.attempt": 1,
         "idempotency.verdict": "key_completed",
     }
-    assert second == named | {"idempotency.outcome": "response_replayed", "idempotency.replayed": True}
+    assert second == named | {
+        "idempotency.outcome": "response_replayed",
+        "idempotency.replayed": True,
+    }

@@ -49,14 +49,26 @@ TOKEN = {"Authorization": "Bearer token-for-prometheus"}
 def test_each_event_is_counted_once_by_entry_point_and_view(registry):
     everything()
     expected = {
-        **{"key_claimed": 4, "key_taken_over": 1, "response_replayed": 1, "request_rejected": 2},
+        **{
+            "key_claimed": 4,
+            "key_taken_over": 1,
+            "response_replayed": 1,
+            "request_rejected": 2,
+        },
         **{"key_completed": 2, "key_released": 1},
     }
     assert counted(registry) == expected
     (hit,) = [
-        labels for labels, value in samples(scraped(registry))["idempotency_response_replayed_total"].items() if value
+        labels
+        for labels, value in samples(scraped(registry))[
+            "idempotency_response_replayed_total"
+        ].items()
+        if value
     ]
-    assert dict(hit) == {"entry_point": "decorator", "view": "tests.support.callers.paying"}
+    assert dict(hit) == {
+        "entry_point": "decorator",
+        "view": "tests.support.callers.paying",
+    }
 
 
 def test_installing_twice_counts_once(registry):
@@ -68,7 +80,9 @@ def test_installing_twice_counts_once(registry):
 def test_a_rare_event_is_there_at_nought_before_it_happens(registry):
     entry_point(paying)()
     assert samples(scraped(registry))["idempotency_stale_write_rejected_total"] == {
-        frozenset({("entry_point", "decorator"), ("view", "tests.support.callers.paying")}): 0
+        frozenset(
+            {("entry_point", "decorator"), ("view", "tests.support.callers.paying")}
+        ): 0
     }
 
 
@@ -77,7 +91,10 @@ def test_the_figures_are_those_of_the_table(registry):
     shift(locked_at=-100, locked_until=-1)
     found = samples(scraped(registry))
     assert found["idempotency_pending"] == found["idempotency_stuck"] == {DEFAULT: 1}
-    ages = {dict(labels)["percentile"]: value for labels, value in found["idempotency_pending_age_seconds"].items()}
+    ages = {
+        dict(labels)["percentile"]: value
+        for labels, value in found["idempotency_pending_age_seconds"].items()
+    }
     assert ages.keys() == {"50", "95", "99", "100"}
     assert all(100 <= age < 200 for age in ages.values())
     assert found["idempotency_table_up"] == {DEFAULT: 1}
@@ -88,7 +105,12 @@ def test_prometheus_finds_no_fault_with_the_metrics(registry):
     everything()
     with transaction.atomic():
         publish("a", {})
-    checked = subprocess.run(["promtool", "check", "metrics"], input=scraped(registry), capture_output=True, text=True)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=scraped(registry),
+        capture_output=True,
+        text=True,
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     OutboxEvent.objects.all().delete()
 
@@ -99,10 +121,15 @@ def test_the_figures_of_the_outbox_are_labelled_by_publisher(registry):
             publish(topic, {})
     hour_ago = DatabaseNow() - Value(timedelta(hours=1))
     OutboxEvent.objects.filter(topic="a").update(created_at=hour_ago, attempts=2)
-    OutboxEvent.objects.filter(topic="c").update(status="dead", attempts=2, given_up_at=DatabaseNow())
+    OutboxEvent.objects.filter(topic="c").update(
+        status="dead", attempts=2, given_up_at=DatabaseNow()
+    )
     found = samples(scraped(registry))
     by_default = frozenset({("publisher", "default")})
-    told = {name: found[f"idempotency_outbox_{name}"][by_default] for name in ("pending", "failing", "dead", "relays")}
+    told = {
+        name: found[f"idempotency_outbox_{name}"][by_default]
+        for name in ("pending", "failing", "dead", "relays")
+    }
     assert told == {"pending": 2, "failing": 1, "dead": 1, "relays": 0}
     assert 3600 <= found["idempotency_outbox_age_seconds"][by_default] < 3700
     OutboxEvent.objects.all().delete()
@@ -110,7 +137,10 @@ def test_the_figures_of_the_outbox_are_labelled_by_publisher(registry):
 
 def test_every_figure_is_one_that_there_is():
     assert stats().keys() <= MEASURES.keys()
-    assert MEASURES.keys() - stats().keys() <= {"pending_by_lock", "pending_by_lock_oldest"}  # PostgreSQL's alone
+    assert MEASURES.keys() - stats().keys() <= {
+        "pending_by_lock",
+        "pending_by_lock_oldest",
+    }  # PostgreSQL's alone
 
 
 def test_many_scrapes_ask_the_database_once(registry, django_assert_num_queries):
@@ -119,7 +149,9 @@ def test_many_scrapes_ask_the_database_once(registry, django_assert_num_queries)
         scraped(registry)
 
 
-def test_a_failing_database_leaves_only_its_figures_out(registry, other_thread, monkeypatch, caplog):
+def test_a_failing_database_leaves_only_its_figures_out(
+    registry, other_thread, monkeypatch, caplog
+):
     entry_point(paying)()
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all")
@@ -139,7 +171,9 @@ def test_a_failing_database_leaves_only_its_figures_out(registry, other_thread, 
         ("django_idempotency_outbox_event", "outbox_pending", "pending"),
     ],
 )
-def test_figures_that_take_too_long_drop_no_others(registry, monkeypatch, caplog, table, lost, kept):
+def test_figures_that_take_too_long_drop_no_others(
+    registry, monkeypatch, caplog, table, lost, kept
+):
     with transaction.atomic():
         publish("a", {})
     monkeypatch.setattr(metrics, "LONGEST", 0.1)
@@ -157,7 +191,11 @@ def test_figures_that_take_too_long_drop_no_others(registry, monkeypatch, caplog
 def test_a_scrape_that_hangs_blocks_no_other(registry, monkeypatch):
     """It takes the connection and says nothing, so there is no statement yet that could have a limit."""
     monkeypatch.setattr(metrics, "LONGEST", 0.1)
-    with ThreadPoolExecutor(2) as pool, monkeypatch.context() as patch, ExitStack() as stack:
+    with (
+        ThreadPoolExecutor(2) as pool,
+        monkeypatch.context() as patch,
+        ExitStack() as stack,
+    ):
         silent = socket.create_server(("127.0.0.1", 0))
         silent.settimeout(30)
         patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
@@ -203,7 +241,10 @@ TOKENS = ["newest-of-two-tokens", "oldest-of-two-tokens"]
 def test_metrics_are_served_to_bearers_of_a_token(rf, settings, tokens, sent, status):
     settings.IDEMPOTENCY = {"METRICS_TOKENS": tokens}
     response = prometheus.scrape(rf.get("/metrics/", headers=sent))
-    assert (response.status_code, b"python_info" in response.content) == (status, status == 200)
+    assert (response.status_code, b"python_info" in response.content) == (
+        status,
+        status == 200,
+    )
     assert ("WWW-Authenticate" in response.headers) == (status == 401)
 
 
@@ -211,7 +252,9 @@ def test_metrics_may_be_served_to_everybody(rf):
     assert prometheus.unguarded_scrape(rf.get("/metrics/")).status_code == 200
 
 
-@pytest.mark.parametrize("tokens", [["short"], ["a token with spaces in it"], "token-for-prometheus", [7]])
+@pytest.mark.parametrize(
+    "tokens", [["short"], ["a token with spaces in it"], "token-for-prometheus", [7]]
+)
 def test_a_token_that_can_be_guessed_is_refused(settings, tokens):
     settings.IDEMPOTENCY = {"METRICS_TOKENS": tokens}
     with pytest.raises(ImproperlyConfigured, match="METRICS_TOKENS") as refused:
@@ -219,7 +262,11 @@ def test_a_token_that_can_be_guessed_is_refused(settings, tokens):
     assert str(tokens) not in str(refused.value)
 
 
-(RECIPE,) = [block for _language, block in FENCE.findall(page("monitoring.md")) if "def child_exit" in block]
+(RECIPE,) = [
+    block
+    for _language, block in FENCE.findall(page("monitoring.md"))
+    if "def child_exit" in block
+]
 GAUGE = """
 def post_worker_init(worker):
     from prometheus_client import Gauge
@@ -228,16 +275,26 @@ def post_worker_init(worker):
 
 
 @pytest.mark.server
-def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(start_server, tmp_path):
+def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(
+    start_server, tmp_path
+):
     (directory := tmp_path / "metrics").mkdir()
     (configuration := tmp_path / "gunicorn.conf.py").write_text(RECIPE + GAUGE)
-    given = {"PROMETHEUS_MULTIPROC_DIR": str(directory), "GUNICORN_CMD_ARGS": f"--config {configuration}"}
+    given = {
+        "PROMETHEUS_MULTIPROC_DIR": str(directory),
+        "GUNICORN_CMD_ARGS": f"--config {configuration}",
+    }
     server, keys = start_server(INSTRUMENTATION="prometheus", **given), 0
 
     def pay(index):
         body = {"amount": 1, "currency": "EUR", "reference": f"scrape-{keys}-{index}"}
         for _time in range(2):
-            assert server.post("/api/charges/", body, key=f"{KEY}-{keys}-{index}").status_code == 201
+            assert (
+                server.post(
+                    "/api/charges/", body, key=f"{KEY}-{keys}-{index}"
+                ).status_code
+                == 201
+            )
 
     def both_have_counted():
         nonlocal keys
@@ -248,7 +305,11 @@ def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(
     assert eventually(both_have_counted)
     for _time in range(8):
         text = server.http.get("/metrics/", headers=TOKEN).text
-        assert (total(text, "key_claimed"), total(text, "response_replayed"), total(text, "key_completed")) == (
+        assert (
+            total(text, "key_claimed"),
+            total(text, "response_replayed"),
+            total(text, "key_completed"),
+        ) == (
             keys,
             keys,
             keys,
@@ -256,16 +317,21 @@ def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(
         assert samples(text)["idempotency_table_up"] == {DEFAULT: 1}
     assert KEY not in text
     assert "scrape-" not in text
-    assert set(re.findall(r'entry_point="(\w+)",view="([\w.]+)"', text)) == {("mixin", "testproject.api.ChargeViewSet")}
+    assert set(re.findall(r'entry_point="(\w+)",view="([\w.]+)"', text)) == {
+        ("mixin", "testproject.api.ChargeViewSet")
+    }
     assert used_metrics() <= set(samples(text))
     os.kill(died := server.workers()[0], signal.SIGKILL)
     eventually(lambda: len(server.workers()) == 2 and died not in server.workers())
     eventually(
         lambda: (
-            {*directory.glob("gauge_live*.db")} == {directory / f"gauge_livesum_{pid}.db" for pid in server.workers()}
+            {*directory.glob("gauge_live*.db")}
+            == {directory / f"gauge_livesum_{pid}.db" for pid in server.workers()}
         )
     )
-    assert total(server.http.get("/metrics/", headers=TOKEN).text, "key_claimed") == keys
+    assert (
+        total(server.http.get("/metrics/", headers=TOKEN).text, "key_claimed") == keys
+    )
 
 
 def used_metrics():

@@ -28,7 +28,16 @@ from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import InFlight, StoredResponse
 from django_idempotency.values.policy import Lease, Policy
 from tests.instrumentation.metered import KEY, SECRET, SECRET_SCOPE, everything, scraped
-from tests.support.callers import claim, effects, entry_point, heard, is_replay, operation, paying, shift
+from tests.support.callers import (
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    operation,
+    paying,
+    shift,
+)
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -39,7 +48,10 @@ DONE = StoredResponse(201, body=b"the rival's")
 @pytest.fixture
 def losses():
     """What is sent by each of the two signals of a claim that is lost."""
-    with heard(signals.claim_lost) as lost, heard(signals.stale_write_rejected) as rejected:
+    with (
+        heard(signals.claim_lost) as lost,
+        heard(signals.stale_write_rejected) as rejected,
+    ):
         yield lost, rejected
 
 
@@ -82,7 +94,11 @@ def test_a_late_owner_in_atomic_mode_is_signalled_after_its_rollback(other_threa
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             (backend,) = cursor.fetchone()
-        other_thread(lambda: connection.cursor().execute("SELECT pg_terminate_backend(%s, 5000)", [backend]))
+        other_thread(
+            lambda: connection.cursor().execute(
+                "SELECT pg_terminate_backend(%s, 5000)", [backend]
+            )
+        )
         assert other_thread(entry_point(paying)).status_code == 201
         return response
 
@@ -132,7 +148,10 @@ def test_each_outcome_of_a_claim_sends_one_signal_with_its_arguments():
         ("request_rejected", {"reason": "in_flight", "retry_after": 1}),
         ("request_rejected", {"reason": "wait_timeout", "retry_after": 1}),
         ("request_rejected", {"reason": "key_reused"}),
-        ("request_rejected", {"reason": "on_hold", "hold_reason": engine.decisions.LEASE_LAPSED}),
+        (
+            "request_rejected",
+            {"reason": "on_hold", "hold_reason": engine.decisions.LEASE_LAPSED},
+        ),
         ("key_claimed", {"attempt": 1}),
         ("key_taken_over", {"attempt": 2}),
         ("response_replayed", {"response": DONE}),
@@ -141,7 +160,11 @@ def test_each_outcome_of_a_claim_sends_one_signal_with_its_arguments():
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 def test_each_outcome_of_a_run_sends_one_signal_with_its_arguments(mode):
-    answers = [HttpResponse(b"refused", status=422), ArithmeticError("asked for"), HttpResponse(b"paid", status=201)]
+    answers = [
+        HttpResponse(b"refused", status=422),
+        ArithmeticError("asked for"),
+        HttpResponse(b"paid", status=201),
+    ]
 
     def view(request):
         time.sleep(0.01)
@@ -210,7 +233,10 @@ def test_an_operation_names_its_entry_point_and_its_view(way, call, settings):
     with heard(signals.key_claimed) as sent:
         assert call(view, {"amount": 1}).status_code == 201
     (told,) = (each["operation"] for each in sent)
-    assert (told.entry_point, told.view) == (way.partition(",")[0], f"{__name__}.{name}")
+    assert (told.entry_point, told.view) == (
+        way.partition(",")[0],
+        f"{__name__}.{name}",
+    )
 
 
 def handle(message, context):
@@ -222,7 +248,9 @@ class Handler:
         return None
 
 
-@pytest.mark.parametrize(("handler", "name"), [(handle, "handle"), (Handler(), "Handler")])
+@pytest.mark.parametrize(
+    ("handler", "name"), [(handle, "handle"), (Handler(), "Handler")]
+)
 def test_a_message_names_its_handler(handler, name):
     with heard(signals.key_claimed) as sent:
         consume(Message("queue", "1"), handler)
@@ -242,19 +270,25 @@ def test_a_key_reaped_by_maintenance_has_no_view():
 def test_a_message_that_finds_no_store_sends_store_failed(other_thread, monkeypatch):
     with heard(signals.store_failed) as sent, monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all")
-        assert isinstance(other_thread(consume, Message("queue", "1"), handle), RetryLater)
+        assert isinstance(
+            other_thread(consume, Message("queue", "1"), handle), RetryLater
+        )
     assert [each["operation"].scope for each in sent] == ["consumer:default:queue"]
 
 
 def test_log_records_have_fields_and_no_secret(caplog, registry):
     caplog.set_level(logging.DEBUG, "django_idempotency")
     everything()
-    records = [record for record in caplog.records if record.name == "django_idempotency"]
+    records = [
+        record for record in caplog.records if record.name == "django_idempotency"
+    ]
     assert [(record.event, record.levelname) for record in records] == [
         ("request_rejected", "WARNING"),
         ("key_taken_over", "WARNING"),
     ]
-    assert {(record.entry_point, record.view) for record in records} == {("decorator", "tests.support.callers.paying")}
+    assert {(record.entry_point, record.view) for record in records} == {
+        ("decorator", "tests.support.callers.paying")
+    }
     assert records[-1].attempt == 2
     assert records[-1].record_id == str(operation("reaped").id)
     told = " ".join(str(record.__dict__) for record in records) + scraped(registry)
@@ -264,8 +298,15 @@ def test_log_records_have_fields_and_no_secret(caplog, registry):
 def test_a_refusal_that_a_caller_repeats_is_logged_once_a_minute(caplog):
     send = entry_point(paying)
     send("first"), send("second")
-    with caplog.at_level(logging.WARNING, "django_idempotency"), heard(signals.request_rejected) as rejected:
-        statuses = {send(key, body=b"{}").status_code for key in ("first", "second") for _time in range(3)}
+    with (
+        caplog.at_level(logging.WARNING, "django_idempotency"),
+        heard(signals.request_rejected) as rejected,
+    ):
+        statuses = {
+            send(key, body=b"{}").status_code
+            for key in ("first", "second")
+            for _time in range(3)
+        }
     assert (statuses, len(rejected)) == ({422}, 6)
     assert [record.reason for record in caplog.records] == ["key_reused"] * 2
 
@@ -278,7 +319,9 @@ def test_an_error_of_the_database_is_logged_without_what_it_quotes():
     assert cause(raised.value) == "DataError 22P02"
 
 
-def test_an_error_on_the_way_to_the_database_is_logged_as_it_is(other_thread, monkeypatch):
+def test_an_error_on_the_way_to_the_database_is_logged_as_it_is(
+    other_thread, monkeypatch
+):
     def fail():
         with pytest.raises(OperationalError) as raised:
             connection.ensure_connection()
@@ -301,5 +344,7 @@ def test_a_library_that_is_missing_is_named(settings, monkeypatch):
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, name)
         patch.setitem(sys.modules, "prometheus_client", None)
-        with pytest.raises(ImproperlyConfigured, match=r"django-idempotency\[prometheus\]"):
+        with pytest.raises(
+            ImproperlyConfigured, match=r"django-idempotency\[prometheus\]"
+        ):
             instrumentation.install()

@@ -33,7 +33,9 @@ HOUR = timedelta(hours=1)
 @pytest.fixture(autouse=True)
 def in_memory(settings):
     """The store has the alias that the database has, too."""
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{MemoryStore.__module__}.MemoryStore"}}}
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": {"BACKEND": f"{MemoryStore.__module__}.MemoryStore"}}
+    }
     MemoryStore.rows.clear()
     yield
     MemoryStore.rows.clear()
@@ -44,7 +46,8 @@ def waiting():
     """One key on hold for an hour, one whose lease ran out two hours ago, and two that need nobody."""
     store = store_for(HOLD)
     held, lapsed, _running, completed = claims = [
-        store.claim(Operation("test", str(uuid4()), b"1" * 32, "POST", "/"), uuid4()) for _ in range(4)
+        store.claim(Operation("test", str(uuid4()), b"1" * 32, "POST", "/"), uuid4())
+        for _ in range(4)
     ]
     store.fail(held, "nobody knows", on_hold=True)
     store.complete(completed, RESPONSE)
@@ -76,13 +79,21 @@ def scraped() -> dict[str, float]:
 
 def checked(*, exits, **limits):
     """What a check says of the store."""
-    (facts,) = (line for line in told("idempotency_stats", "--check", exits=exits, **limits) if "store" in line)
+    (facts,) = (
+        line
+        for line in told("idempotency_stats", "--check", exits=exits, **limits)
+        if "store" in line
+    )
     return facts
 
 
 def test_metrics_tell_what_waits_in_a_store(waiting):
     found = scraped()
-    assert (found["idempotency_on_hold"], found["idempotency_stuck"], found["idempotency_table_up"]) == (1, 1, 1)
+    assert (
+        found["idempotency_on_hold"],
+        found["idempotency_stuck"],
+        found["idempotency_table_up"],
+    ) == (1, 1, 1)
     assert found["idempotency_on_hold_age_seconds"] == pytest.approx(3600, abs=30)
     assert found["idempotency_stuck_age_seconds"] == pytest.approx(7200, abs=30)
 
@@ -94,12 +105,21 @@ def test_metrics_show_that_a_store_is_unavailable(away):
 
 def test_a_check_is_critical_for_what_waits_in_a_store(waiting):
     facts = checked(exits=2)
-    assert (facts["stuck"], facts["on_hold"], facts["exceeded"]) == (1, 1, ["stuck", "on_hold"])
-    assert checked(exits=2, stuck_for=3 * 3600, on_hold_for=1800)["exceeded"] == ["on_hold"]
+    assert (facts["stuck"], facts["on_hold"], facts["exceeded"]) == (
+        1,
+        1,
+        ["stuck", "on_hold"],
+    )
+    assert checked(exits=2, stuck_for=3 * 3600, on_hold_for=1800)["exceeded"] == [
+        "on_hold"
+    ]
 
 
 def test_a_check_is_unknown_while_a_store_is_unavailable(away):
-    assert checked(exits=3)["error"] == "The database or store failed, or can't be reached: connection refused"
+    assert (
+        checked(exits=3)["error"]
+        == "The database or store failed, or can't be reached: connection refused"
+    )
 
 
 def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):
@@ -107,15 +127,21 @@ def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):
     assert "stuck" not in capsys.readouterr().out.replace("stuck for 0 s", "")
 
 
-def test_the_strip_tells_what_waits_in_a_store_and_links_no_list_for_it(waiting, admin_client):
-    page = admin_client.get("/admin/django_idempotency/idempotencyrecord/").content.decode()
+def test_the_strip_tells_what_waits_in_a_store_and_links_no_list_for_it(
+    waiting, admin_client
+):
+    page = admin_client.get(
+        "/admin/django_idempotency/idempotencyrecord/"
+    ).content.decode()
     assert "store default: 1 stuck, oldest 2 h" in page
     assert "store default: 1 on hold, oldest 1 h" in page
     assert "h</a>" not in page
 
 
 def test_the_strip_says_that_a_store_is_unavailable(away):
-    assert [alarm.text for alarm in strip.alarms("default")] == ["store default: did not respond"]
+    assert [alarm.text for alarm in strip.alarms("default")] == [
+        "store default: did not respond"
+    ]
 
 
 def test_a_store_that_is_slow_to_list_its_records_is_given_up(waiting, monkeypatch):

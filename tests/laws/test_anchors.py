@@ -72,22 +72,35 @@ def imports(path):
 def test_11_the_table_is_logged():
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT relpersistence FROM pg_class WHERE oid = %s::regclass", [IdempotencyRecord._meta.db_table]
+            "SELECT relpersistence FROM pg_class WHERE oid = %s::regclass",
+            [IdempotencyRecord._meta.db_table],
         )
         assert cursor.fetchone() == ("p",)
 
 
-READ_BY_WINGS = set() if (PACKAGE / "contrib").is_dir() else {"outbox", "stats_retention"}
+READ_BY_WINGS = (
+    set() if (PACKAGE / "contrib").is_dir() else {"outbox", "stats_retention"}
+)
 
 
-@pytest.mark.parametrize("name", sorted((rules(Policy).keys() | conf.GLOBAL_NAMES) - READ_BY_WINGS))
+@pytest.mark.parametrize(
+    "name", sorted((rules(Policy).keys() | conf.GLOBAL_NAMES) - READ_BY_WINGS)
+)
 def test_14_every_setting_is_read(name):
     policies = PACKAGE / "values" / "policy.py"
-    readers = [path for path in PACKAGE.rglob("*.py") if path != policies and name in reads(path)]
+    readers = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path != policies and name in reads(path)
+    ]
     assert readers or (name in {"audit_retention"} and name in reads(policies))
 
 
 @cache
 def reads(path):
     """The names of the attributes that the module reads."""
-    return {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }

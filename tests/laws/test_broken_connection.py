@@ -90,9 +90,18 @@ IN_A_BLOCK = (
     closed_meanwhile,
 )
 ON_POSTGRESQL = {in_a_batch: pytest.mark.postgresql}
-LEFT = [pytest.param(act, id=act.__name__, marks=ON_POSTGRESQL.get(act, ())) for act in IN_A_BLOCK]
+LEFT = [
+    pytest.param(act, id=act.__name__, marks=ON_POSTGRESQL.get(act, ()))
+    for act in IN_A_BLOCK
+]
 # On SQLite it can't be told from a transaction that was begun by hand.
-LEFT.append(pytest.param(between_the_drivers_note_and_djangos, id="out_of_step", marks=pytest.mark.row_locks))
+LEFT.append(
+    pytest.param(
+        between_the_drivers_note_and_djangos,
+        id="out_of_step",
+        marks=pytest.mark.row_locks,
+    )
+)
 
 
 @pytest.fixture(params=LEFT)
@@ -112,8 +121,14 @@ def test_a_request_gets_a_sound_connection(half_inside, mode, other_thread):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_message_is_not_acknowledged_for_what_did_not_commit(half_inside, mode, other_thread):
-    delivery = consume(Message("q", "1"), lambda message, context: str(pay().id), policy=Policy(mode=mode))
+def test_a_message_is_not_acknowledged_for_what_did_not_commit(
+    half_inside, mode, other_thread
+):
+    delivery = consume(
+        Message("q", "1"),
+        lambda message, context: str(pay().id),
+        policy=Policy(mode=mode),
+    )
     assert isinstance(delivery, Ack)
     assert other_thread(effects) == 1
 
@@ -146,7 +161,11 @@ def test_a_transaction_that_is_managed_by_hand_is_left_alone():
 @pytest.mark.interruptions
 @pytest.mark.parametrize(
     ("kind", "claim"),
-    [("message", "record"), ("request", "record"), pytest.param("message", "lock", marks=pytest.mark.postgresql)],
+    [
+        ("message", "record"),
+        ("request", "record"),
+        pytest.param("message", "lock", marks=pytest.mark.postgresql),
+    ],
 )
 def test_a_worker_interrupted_at_random_moments_goes_on(kind, claim):
     run = subprocess.run(

@@ -26,7 +26,10 @@ PRIVATE = "private"
 @pytest.fixture(scope="module")
 def cluster():
     """A server that writes nothing of a transaction before its COMMIT."""
-    with room() as place, running_cluster(place, wal_writer_delay="10s", autovacuum="off") as running:
+    with (
+        room() as place,
+        running_cluster(place, wal_writer_delay="10s", autovacuum="off") as running,
+    ):
         yield running
 
 
@@ -34,8 +37,12 @@ def cluster():
 def server(cluster, transactional_db):
     """That server, with our table in the database ``PRIVATE``."""
     with alias_of_cluster(PRIVATE, cluster):
-        cluster.execute("DROP TABLE IF EXISTS effect, written; TRUNCATE django_idempotency_record")
-        cluster.execute("CREATE TABLE effect (attempt integer); CREATE TABLE written ()")
+        cluster.execute(
+            "DROP TABLE IF EXISTS effect, written; TRUNCATE django_idempotency_record"
+        )
+        cluster.execute(
+            "CREATE TABLE effect (attempt integer); CREATE TABLE written ()"
+        )
         yield cluster
 
 
@@ -53,17 +60,28 @@ def durable_claims(server):
 def commit_transactions_up_to(number, server):
     """Have others use the numbers of the transactions that the crash has made unknown."""
     with psycopg.connect(server.url(), autocommit=True) as connection:
-        while connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()[0] < number:
+        while (
+            connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()[
+                0
+            ]
+            < number
+        ):
             pass
-        return connection.execute("SELECT pg_xact_status(%s::text::xid8)", [str(number)]).fetchone()[0]
+        return connection.execute(
+            "SELECT pg_xact_status(%s::text::xid8)", [str(number)]
+        ).fetchone()[0]
 
 
-OTHERS = pytest.mark.parametrize("others", [False, True], ids=["nobody else", "others commit"])
+OTHERS = pytest.mark.parametrize(
+    "others", [False, True], ids=["nobody else", "others commit"]
+)
 
 
 @OTHERS
 @pytest.mark.parametrize("claim", ["record", "lock"])
-def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server, claim, others, request):
+def test_a_crashed_run_is_not_taken_for_one_that_committed_early(
+    server, claim, others, request
+):
     if claim == "record":
         request.getfixturevalue("durable_claims")
 
@@ -73,9 +91,16 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server, claim, 
             (number,) = cursor.fetchone()
             if request.idempotency.attempt == 1:
                 server.crash()
-                assert not others or commit_transactions_up_to(number, server) == "committed"
-                server.execute("SELECT FROM django_idempotency_record FOR UPDATE")  # as a duplicate does
-            cursor.execute("INSERT INTO effect VALUES (%s)", [request.idempotency.attempt])
+                assert (
+                    not others
+                    or commit_transactions_up_to(number, server) == "committed"
+                )
+                server.execute(
+                    "SELECT FROM django_idempotency_record FOR UPDATE"
+                )  # as a duplicate does
+            cursor.execute(
+                "INSERT INTO effect VALUES (%s)", [request.idempotency.attempt]
+            )
         return HttpResponse(status=201)
 
     pay = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))
@@ -91,7 +116,9 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server, claim, 
 
 @OTHERS
 @pytest.mark.parametrize(("claim", "status"), [("record", 409), ("lock", 503)])
-def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, claim, status, others):
+def test_a_released_key_is_not_reported_if_its_commit_was_lost(
+    server, claim, status, others
+):
     """The number of its transaction is given to another one, be it the next look at the key. A record is lost, too."""
 
     def crash(number):
@@ -102,14 +129,19 @@ def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, claim, st
 
     def view(request):
         with connections[PRIVATE].cursor() as cursor:
-            cursor.execute("INSERT INTO effect VALUES (1) RETURNING pg_current_xact_id()::text::bigint")
+            cursor.execute(
+                "INSERT INTO effect VALUES (1) RETURNING pg_current_xact_id()::text::bigint"
+            )
             (number,) = cursor.fetchone()
         patch.setattr(connections[PRIVATE], "_commit", partial(crash, number))
         return HttpResponse(status=404)
 
     with pytest.MonkeyPatch.context() as patch:
         response = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))("k")
-    assert (response.status_code, server.execute("SELECT count(*) FROM effect")) == (status, (0,))
+    assert (response.status_code, server.execute("SELECT count(*) FROM effect")) == (
+        status,
+        (0,),
+    )
 
 
 def test_a_number_is_that_of_another_transaction_on_another_server(transactional_db):
@@ -119,7 +151,9 @@ def test_a_number_is_that_of_another_transaction_on_another_server(transactional
     with store.transaction():
         claim = store.lock(claim)
     number, server = claim.receipt.transaction.split("@")
-    elsewhere = claim.with_receipt(claim.receipt._replace(transaction=f"{number}@{float(server) - 1}"))
+    elsewhere = claim.with_receipt(
+        claim.receipt._replace(transaction=f"{number}@{float(server) - 1}")
+    )
     assert [store._has_committed(one) for one in (claim, elsewhere)] == [True, False]
     assert store.fail(elsewhere, "lost")
     assert not IdempotencyRecord.objects.get().on_hold

@@ -16,7 +16,10 @@ from tests.support.callers import effects, entry_point, pay, record
 from tests.support.threads import in_threads
 from tests.support.views_of_laws import BY_LOCK
 
-pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("payer")]  # SQLite has no transaction after the end
+pytestmark = [
+    pytest.mark.row_locks,
+    pytest.mark.usefixtures("payer"),
+]  # SQLite has no transaction after the end
 
 
 def sql(*statements):
@@ -28,7 +31,9 @@ def sql(*statements):
     return end
 
 
-BEGIN = {"postgresql": "BEGIN", "mysql": "START TRANSACTION", "sqlite": "BEGIN"}[connection.vendor]
+BEGIN = {"postgresql": "BEGIN", "mysql": "START TRANSACTION", "sqlite": "BEGIN"}[
+    connection.vendor
+]
 ROLLED_BACK = {
     "ROLLBACK": sql("ROLLBACK"),
     "ROLLBACK, and another": sql("ROLLBACK", BEGIN),
@@ -86,7 +91,11 @@ def test_after_a_commit_nothing_is_stored_and_an_operator_decides(end, mode, fin
     with pytest.raises(TransactionEnded):
         send()
     after = int(UNNOTICED and end is COMMITTED["COMMIT"])
-    assert (effects("before"), effects("after"), record().response_status) == (1, after, None)
+    assert (effects("before"), effects("after"), record().response_status) == (
+        1,
+        after,
+        None,
+    )
     assert record().on_hold
     assert send().status_code == 409
     assert effects("before") == 1
@@ -98,9 +107,15 @@ def test_after_a_rollback_under_serializable_nothing_is_stored(monkeypatch):
     from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
     connection.close()
-    send = entry_point(paying_around(ROLLED_BACK["ROLLBACK, and another"], FINISHES["returns 201"]))
+    send = entry_point(
+        paying_around(ROLLED_BACK["ROLLBACK, and another"], FINISHES["returns 201"])
+    )
     with monkeypatch.context() as patch:
-        patch.setitem(connection.settings_dict, "OPTIONS", {"isolation_level": IsolationLevel.SERIALIZABLE})
+        patch.setitem(
+            connection.settings_dict,
+            "OPTIONS",
+            {"isolation_level": IsolationLevel.SERIALIZABLE},
+        )
         with pytest.raises(TransactionEnded):
             send()
     connection.close()
@@ -120,11 +135,20 @@ def test_an_exception_after_a_commit_puts_the_key_on_hold():
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("loss", [True, False], ids=["the connection is lost", "an exception"])
 @pytest.mark.parametrize(
-    "statement", ["VACUUM (FREEZE) {table}", "VACUUM FULL {table}", "UPDATE {table} SET replays = 1"]
+    "loss", [True, False], ids=["the connection is lost", "an exception"]
 )
-def test_a_commit_is_known_of_whatever_becomes_of_the_row_since(other_thread, statement, loss):
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "VACUUM (FREEZE) {table}",
+        "VACUUM FULL {table}",
+        "UPDATE {table} SET replays = 1",
+    ],
+)
+def test_a_commit_is_known_of_whatever_becomes_of_the_row_since(
+    other_thread, statement, loss
+):
     """The lock that the transaction has left on the row goes with that."""
 
     def view(request):
@@ -202,8 +226,12 @@ def test_a_deadlock_under_a_raw_retry_is_no_success():
         with connection.cursor() as cursor:  # the ORM would mark the transaction
             raw = f"UPDATE {LedgerEntry._meta.db_table} SET amount = 8 WHERE id = %s"
             with pytest.raises(OperationalError, match="Deadlock"):
-                cursor.execute(raw, [LedgerEntry._meta.pk.get_db_prep_value(second, connection)])
-            cursor.execute(raw, [LedgerEntry._meta.pk.get_db_prep_value(second, connection)])
+                cursor.execute(
+                    raw, [LedgerEntry._meta.pk.get_db_prep_value(second, connection)]
+                )
+            cursor.execute(
+                raw, [LedgerEntry._meta.pk.get_db_prep_value(second, connection)]
+            )
         return HttpResponse(status=201)
 
     def request(_index):
@@ -211,4 +239,8 @@ def test_a_deadlock_under_a_raw_retry_is_no_success():
             entry_point(view)()
 
     in_threads(2, lambda index: (rival, request)[index](index))
-    assert (effects("before"), effects("rival"), record().response_status) == (0, 50, None)
+    assert (effects("before"), effects("rival"), record().response_status) == (
+        0,
+        50,
+        None,
+    )

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.messages import Ack, InFlightElsewhere, Message, consume, current_context
+from django_idempotency.messages import (
+    Ack,
+    InFlightElsewhere,
+    Message,
+    consume,
+    current_context,
+)
 from django_idempotency.values.policy import Policy
 from tests.support.callers import pay
 from tests.support.striking import Interrupted, assert_all_or_nothing, struck_by
 
-pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks, pytest.mark.slow, pytest.mark.interruptions]
+pytestmark = [
+    pytest.mark.usefixtures("payer"),
+    pytest.mark.row_locks,
+    pytest.mark.slow,
+    pytest.mark.interruptions,
+]
 
 
 @struck_by(SystemExit, Interrupted)
@@ -17,7 +28,11 @@ def test_an_atomic_message_that_is_struck_leaves_all_or_nothing(policy, error):
     stated = Policy(**policy)
 
     def deliver(reference):
-        return consume(Message("queue", reference), lambda *_handled: str(pay(reference).pk), policy=stated)
+        return consume(
+            Message("queue", reference),
+            lambda *_handled: str(pay(reference).pk),
+            policy=stated,
+        )
 
     def is_done(delivery):
         assert current_context() is None, "no handler is running"

@@ -33,7 +33,10 @@ def payer_of_all():
 
 
 def payment(**changed):
-    return LedgerEntry(**{"kind": "order", "user": payer_of_all(), "amount": 1, "reference": "failed"} | changed)
+    return LedgerEntry(
+        **{"kind": "order", "user": payer_of_all(), "amount": 1, "reference": "failed"}
+        | changed
+    )
 
 
 @contextmanager
@@ -65,7 +68,9 @@ def save_of_a_missing_row():
 
 def delete_of_a_protected_row():
     with pytest.MonkeyPatch.context() as patch, suppress(ProtectedError):
-        patch.setattr(LedgerEntry._meta.get_field("user").remote_field, "on_delete", PROTECT)
+        patch.setattr(
+            LedgerEntry._meta.get_field("user").remote_field, "on_delete", PROTECT
+        )
         payer_of_all().delete()
 
 
@@ -193,7 +198,10 @@ def test_writes_around_a_handled_error_are_kept_as_without_a_key(act, status, cl
     assert is_replay(send()) == (status != 400)
 
 
-@pytest.mark.parametrize("act", [save_without_a_number, block_that_fails, block_that_ends_with_a_handled_error])
+@pytest.mark.parametrize(
+    "act",
+    [save_without_a_number, block_that_fails, block_that_ends_with_a_handled_error],
+)
 def test_a_message_whose_handler_handles_an_error_is_done(act):
     def handler(message, context):
         pay("before")
@@ -212,8 +220,13 @@ def test_messages_of_a_batch_are_done_if_one_handles_an_error():
         if message.id == "2":
             save_without_a_number()
 
-    deliveries = Consumer("c", handler).consume_many([Message("queue", str(number), b"") for number in range(4)])
-    assert ([type(delivery) for delivery in deliveries], kept()) == ([Done] * 4, ["0", "1", "2", "3"])
+    deliveries = Consumer("c", handler).consume_many(
+        [Message("queue", str(number), b"") for number in range(4)]
+    )
+    assert ([type(delivery) for delivery in deliveries], kept()) == (
+        [Done] * 4,
+        ["0", "1", "2", "3"],
+    )
 
 
 def duplicate():
@@ -224,7 +237,9 @@ def duplicate():
 
 @claims
 @pytest.mark.parametrize("status", [201, 400])
-def test_a_database_error_outside_of_an_inner_block_undoes_what_the_database_says(status, claim):
+def test_a_database_error_outside_of_an_inner_block_undoes_what_the_database_says(
+    status, claim
+):
     """PostgreSQL undoes everything, others undo the statement."""
     send = entry_point(handling(duplicate, status), mode=Atomic(claim=claim))
     if connection.vendor != "postgresql":
@@ -342,14 +357,18 @@ def test_errors_of_the_next_request_are_its_own():
         assert transaction.get_rollback()
         with pytest.raises(transaction.TransactionManagementError):
             pay()
-    assert not {"get_rollback", "set_rollback", "validate_no_broken_transaction"} & set(vars(connection))
+    assert not {"get_rollback", "set_rollback", "validate_no_broken_transaction"} & set(
+        vars(connection)
+    )
 
 
 @claims
 @pytest.mark.usefixtures("client_sees_500")
 @pytest.mark.parametrize("non_atomic", [False, True], ids=["", "non_atomic_requests"])
 @harmless
-def test_atomic_requests_undo_with_a_key_what_they_undo_without(call, atomic_requests, act, claim, non_atomic):
+def test_atomic_requests_undo_with_a_key_what_they_undo_without(
+    call, atomic_requests, act, claim, non_atomic
+):
     view = handling(act)
     view = transaction.non_atomic_requests(view) if non_atomic else view
     expected = of_call(call, view, None)
@@ -374,7 +393,11 @@ def answering_400(error, context):
 @pytest.mark.drf
 @claims
 @pytest.mark.parametrize("non_atomic", [False, True], ids=["", "non_atomic_requests"])
-@pytest.mark.parametrize("raises", [False, True], ids=["handled in the view", "handled by the exception handler"])
+@pytest.mark.parametrize(
+    "raises",
+    [False, True],
+    ids=["handled in the view", "handled by the exception handler"],
+)
 def test_rest_framework_undoes_with_a_key_what_it_undoes_without(
     call, settings, atomic_requests, claim, raises, non_atomic
 ):
@@ -383,7 +406,9 @@ def test_rest_framework_undoes_with_a_key_what_it_undoes_without(
 
     from django_idempotency.rest_framework import IdempotentMixin
 
-    settings.REST_FRAMEWORK = settings.REST_FRAMEWORK | {"EXCEPTION_HANDLER": f"{__name__}.answering_400"}
+    settings.REST_FRAMEWORK = settings.REST_FRAMEWORK | {
+        "EXCEPTION_HANDLER": f"{__name__}.answering_400"
+    }
 
     class Charges(IdempotentMixin, APIView):
         authentication_classes = permission_classes = ()

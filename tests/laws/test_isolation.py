@@ -56,7 +56,11 @@ class _PlainView(UserPassesTestMixin, View):
 
 
 def plain_class(may_come: MayCome) -> type:
-    return type("PlainView", (_PlainView,), {"test_func": lambda self: may_come(self.request.user)})
+    return type(
+        "PlainView",
+        (_PlainView,),
+        {"test_func": lambda self: may_come(self.request.user)},
+    )
 
 
 class _APIView(APIView):
@@ -72,14 +76,18 @@ def api_class(may_come: MayCome, *bases: type, **attributes: Any) -> type:
         def has_permission(self, request: Any, view: Any) -> bool:
             return may_come(request.user)
 
-    return type("API", (*bases, _APIView), {"permission_classes": (MayCome,), **attributes})
+    return type(
+        "API", (*bases, _APIView), {"permission_classes": (MayCome,), **attributes}
+    )
 
 
 ENTRY_POINTS: dict[str, Callable[[MayCome], Any]] = {
     "decorator": lambda may_come: decorated(idempotent(handler), may_come),
     "decorator, class": lambda may_come: idempotent(plain_class(may_come)).as_view(),
     "mixin": lambda may_come: api_class(may_come, IdempotentMixin).as_view(),
-    "decorator, claim by lock": lambda may_come: decorated(idempotent(mode=Atomic(claim="lock"))(handler), may_come),
+    "decorator, claim by lock": lambda may_come: decorated(
+        idempotent(mode=Atomic(claim="lock"))(handler), may_come
+    ),
     "middleware": lambda may_come: decorated(handler, may_come),
     "middleware, class": lambda may_come: plain_class(may_come).as_view(),
     "middleware, REST framework": lambda may_come: api_class(may_come).as_view(),
@@ -87,7 +95,9 @@ ENTRY_POINTS: dict[str, Callable[[MayCome], Any]] = {
 through_each_entry_point = pytest.mark.parametrize(
     "entry_point",
     [
-        pytest.param(each, id=name, marks=[pytest.mark.postgresql] if "lock" in name else [])
+        pytest.param(
+            each, id=name, marks=[pytest.mark.postgresql] if "lock" in name else []
+        )
         for name, each in ENTRY_POINTS.items()
     ],
 )
@@ -104,18 +114,29 @@ def bob(django_user_model):
 
 def seal() -> Any:
     """All there is of the records, to be compared, but for the count of replays."""
-    return list(IdempotencyRecord.objects.values("id", "status", "token", "attempts", "response_body", "expires_at"))
+    return list(
+        IdempotencyRecord.objects.values(
+            "id", "status", "token", "attempts", "response_body", "expires_at"
+        )
+    )
 
 
 @through_each_entry_point
-@pytest.mark.parametrize("body", [{"a": 1}, {"a": 2}], ids=["the same request", "another request"])
-def test_another_user_with_the_same_key_has_an_operation_of_their_own(call, client, bob, entry_point, body):
+@pytest.mark.parametrize(
+    "body", [{"a": 1}, {"a": 2}], ids=["the same request", "another request"]
+)
+def test_another_user_with_the_same_key_has_an_operation_of_their_own(
+    call, client, bob, entry_point, body
+):
     view = entry_point(anybody)
     first = call(view, {"a": 1})
     client.force_login(bob)
     other = call(view, body)
     assert (first.status_code, other.status_code) == (201, 201)
-    assert ("alice" in first.content.decode(), "bob" in other.content.decode()) == (True, True)
+    assert ("alice" in first.content.decode(), "bob" in other.content.decode()) == (
+        True,
+        True,
+    )
     assert not is_replay(other)
     assert effects() == 2
 
@@ -128,7 +149,9 @@ def tenant(request: Any) -> str:
 def test_a_user_in_two_tenants_has_two_operations(call, settings, entry_point):
     settings.IDEMPOTENCY = {"SCOPE": tenant}
     view = entry_point(anybody)
-    red, blue, again = (call(view, headers={"X-Tenant": name}) for name in ("red", "blue", "red"))
+    red, blue, again = (
+        call(view, headers={"X-Tenant": name}) for name in ("red", "blue", "red")
+    )
     assert len({red.content, blue.content}) == 2
     assert (is_replay(red), is_replay(blue), is_replay(again)) == (False, False, True)
     assert again.content == red.content
@@ -151,7 +174,9 @@ def loses_the_role(client: Any, user: Any) -> None:
 
 @through_each_entry_point
 @pytest.mark.parametrize("happens", [signs_out, is_deactivated, loses_the_role])
-def test_a_caller_who_would_not_be_let_in_now_gets_no_stored_response(call, client, alice, entry_point, happens):
+def test_a_caller_who_would_not_be_let_in_now_gets_no_stored_response(
+    call, client, alice, entry_point, happens
+):
     alice.is_staff = True
     alice.save()
     view = entry_point(lambda user: user.is_active and user.is_staff)
@@ -165,7 +190,9 @@ def test_a_caller_who_would_not_be_let_in_now_gets_no_stored_response(call, clie
 
 
 @through_each_entry_point
-def test_a_caller_who_is_let_in_again_gets_the_response(call, client, alice, entry_point):
+def test_a_caller_who_is_let_in_again_gets_the_response(
+    call, client, alice, entry_point
+):
     let_in = {"alice"}
     view = entry_point(lambda user: user.username in let_in)
     first = call(view)
@@ -177,7 +204,9 @@ def test_a_caller_who_is_let_in_again_gets_the_response(call, client, alice, ent
 
 
 @through_each_entry_point
-def test_a_replay_needs_its_csrf_token_like_the_first_request(call, alice, settings, entry_point):
+def test_a_replay_needs_its_csrf_token_like_the_first_request(
+    call, alice, settings, entry_point
+):
     client = Client(enforce_csrf_checks=True)
     client.force_login(alice)
     strict = Caller(client, settings)
@@ -236,7 +265,9 @@ def test_object_permissions_in_the_handler_are_not_checked_on_replay(call, monke
     assert call(view, key="another").status_code == 403
 
 
-def test_an_object_permission_checked_in_initial_is_asked_on_a_replay(call, monkeypatch):
+def test_an_object_permission_checked_in_initial_is_asked_on_a_replay(
+    call, monkeypatch
+):
     def initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         APIView.initial(self, request, *args, **kwargs)
         self.check_object_permissions(request, object())
@@ -250,11 +281,15 @@ def test_an_object_permission_checked_in_initial_is_asked_on_a_replay(call, monk
     assert effects() == 1
 
 
-@pytest.mark.parametrize("protect", [idempotent, lambda view: view], ids=["decorator", "middleware"])
+@pytest.mark.parametrize(
+    "protect", [idempotent, lambda view: view], ids=["decorator", "middleware"]
+)
 def test_a_method_decorators_check_runs_before_a_replay(call, protect):
     let_in = {"alice"}
 
-    @method_decorator(user_passes_test(lambda user: user.username in let_in), name="dispatch")
+    @method_decorator(
+        user_passes_test(lambda user: user.username in let_in), name="dispatch"
+    )
     @method_decorator(csrf_protect, name="dispatch")
     class Checked(_PlainView):
         def test_func(self) -> bool:

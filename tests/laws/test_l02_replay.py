@@ -19,16 +19,26 @@ def bare_204():
     return response
 
 
-HEADERS = {"ETag": '"v1"', "Vary": "Accept, X-Tenant", "Cache-Control": "no-store", "X-Odd": "ü", "Location": "/7/"}
+HEADERS = {
+    "ETag": '"v1"',
+    "Vary": "Accept, X-Tenant",
+    "Cache-Control": "no-store",
+    "X-Odd": "ü",
+    "Location": "/7/",
+}
 RESPONSES = {
-    "json": lambda: HttpResponse(b'{"a":  1}', "application/json; charset=utf-8", status=201),
+    "json": lambda: HttpResponse(
+        b'{"a":  1}', "application/json; charset=utf-8", status=201
+    ),
     "binary": lambda: HttpResponse(bytes(range(256)), "application/octet-stream"),
     "no content": lambda: HttpResponse(status=204),
     "no content type": bare_204,
     "no body": lambda: HttpResponse(),
     "latin-1": lambda: HttpResponse("é", content_type="text/plain; charset=latin-1"),
     "iterator": lambda: HttpResponse(iter(["a", b"\0", "c"])),
-    "template": lambda: SimpleTemplateResponse(engines["django"].from_string("<p>{{ name }}</p>"), {"name": "é"}),
+    "template": lambda: SimpleTemplateResponse(
+        engines["django"].from_string("<p>{{ name }}</p>"), {"name": "é"}
+    ),
     "redirect": lambda: HttpResponsePermanentRedirect("https://example.com/é"),
     "headers": lambda: HttpResponse(headers=HEADERS, status=201),
     "terminal failure": lambda: HttpResponse(b"card declined", status=402),

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 def paying_with_nobodys_money(request):
     """Its foreign key is deferred: it fails at COMMIT."""
-    LedgerEntry.objects.create(kind="order", user_id=0, amount=5, currency="EUR", reference="r")
+    LedgerEntry.objects.create(
+        kind="order", user_id=0, amount=5, currency="EUR", reference="r"
+    )
     return HttpResponse(status=201)
 
 
@@ -29,7 +31,11 @@ def test_l3_a_constraint_that_fails_at_commit_leaves_no_response(mode):
     with pytest.raises(Exception, match="foreign key"):
         entry_point(paying_with_nobodys_money, mode=mode)()
     left = record()
-    assert left is None if mode != "atomic" else (left.status, left.response_status) == (Status.FAILED, None)
+    assert (
+        left is None
+        if mode != "atomic"
+        else (left.status, left.response_status) == (Status.FAILED, None)
+    )
     assert effects() == 0
     assert entry_point(paying, mode=mode)().status_code == 201
     assert effects() == 1
@@ -40,7 +46,11 @@ def test_l3_a_serialization_failure_at_commit_leaves_no_response(monkeypatch):
     from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
     connection.close()
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", {"isolation_level": IsolationLevel.SERIALIZABLE})
+    monkeypatch.setitem(
+        connection.settings_dict,
+        "OPTIONS",
+        {"isolation_level": IsolationLevel.SERIALIZABLE},
+    )
 
     def view(request):
         seen = effects()
@@ -63,9 +73,15 @@ def test_l3_a_serialization_failure_at_commit_leaves_no_response(monkeypatch):
 
 
 @postgresql
-@pytest.mark.parametrize("requests_before", [0, 6])  # what the third and later ones say is prepared
-@pytest.mark.parametrize("limit", ["idle_in_transaction_session_timeout", "transaction_timeout"])
-def test_l3_a_view_over_its_time_limit_leaves_no_response(limit, requests_before, other_thread):
+@pytest.mark.parametrize(
+    "requests_before", [0, 6]
+)  # what the third and later ones say is prepared
+@pytest.mark.parametrize(
+    "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
+)
+def test_l3_a_view_over_its_time_limit_leaves_no_response(
+    limit, requests_before, other_thread
+):
     """Before PostgreSQL 17 there is only the first of these limits."""
 
     def view(request):
@@ -73,7 +89,11 @@ def test_l3_a_view_over_its_time_limit_leaves_no_response(limit, requests_before
         if request.idempotency.attempt == 1:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1 FROM pg_settings WHERE name = %s", [limit])
-                known = limit if cursor.fetchone() else "idle_in_transaction_session_timeout"
+                known = (
+                    limit
+                    if cursor.fetchone()
+                    else "idle_in_transaction_session_timeout"
+                )
                 cursor.execute(f"SET LOCAL {known} = 1")
             backend = connection.connection.info.backend_pid
             eventually(lambda: other_thread(lambda: is_gone(backend)))
@@ -82,7 +102,11 @@ def test_l3_a_view_over_its_time_limit_leaves_no_response(limit, requests_before
     for number in range(requests_before):
         assert entry_point(paying)(key=f"earlier-{number}").status_code == 201
     answer = entry_point(view)()
-    assert (answer.status_code, effects(), record().response_status) == (503, requests_before, None)
+    assert (answer.status_code, effects(), record().response_status) == (
+        503,
+        requests_before,
+        None,
+    )
     assert entry_point(view)().status_code == 201
     assert effects() == requests_before + 1
 
@@ -112,7 +136,9 @@ def test_l3_a_2xx_from_a_transaction_marked_for_rollback_is_refused():
         transaction.set_rollback(request.idempotency.attempt == 1)
         return response
 
-    with pytest.raises(transaction.TransactionManagementError, match="marked for rollback"):
+    with pytest.raises(
+        transaction.TransactionManagementError, match="marked for rollback"
+    ):
         entry_point(view)()
     assert (effects(), record().response_status) == (0, None)
     assert entry_point(view)().status_code == 201

@@ -29,18 +29,29 @@ def test_l4_a_response_lost_at_commit_is_found_again(proxy, caplog):
         return paying(request)
 
     first = entry_point(view)()
-    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (201, False, 1, 1)
+    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (
+        201,
+        False,
+        1,
+        1,
+    )
     assert entry_point(view)().content == first.content
     assert effects() == 1
     (told,) = caplog.records
-    assert (told.levelname, told.event, told.attempt) == ("ERROR", "committed_with_error", 1)
+    assert (told.levelname, told.event, told.attempt) == (
+        "ERROR",
+        "committed_with_error",
+        1,
+    )
     assert told.record_id == str(record().id) in told.getMessage()
     assert told.exc_info
 
 
 @postgresql
 @pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
-def test_l4_the_response_is_found_once_the_lock_is_released(proxy, lock, monkeypatch, other_thread):
+def test_l4_the_response_is_found_once_the_lock_is_released(
+    proxy, lock, monkeypatch, other_thread
+):
     """As the server does that is not done with the transaction."""
     let_go, sleep = threading.Event(), time.sleep
     lockers = ThreadPoolExecutor(1)
@@ -51,7 +62,9 @@ def test_l4_the_response_is_found_once_the_lock_is_released(proxy, lock, monkeyp
 
     def lock_the_record():
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"SELECT 1 FROM {IdempotencyRecord._meta.db_table} FOR UPDATE")
+            cursor.execute(
+                f"SELECT 1 FROM {IdempotencyRecord._meta.db_table} FOR UPDATE"
+            )
             assert let_go.wait(10)
         connection.close()
 
@@ -64,7 +77,12 @@ def test_l4_the_response_is_found_once_the_lock_is_released(proxy, lock, monkeyp
     locked = []
     monkeypatch.setattr(engine.waiting.time, "sleep", let_go_and_sleep)
     first = entry_point(view)()
-    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (201, False, 1, 1)
+    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (
+        201,
+        False,
+        1,
+        1,
+    )
     locked[0].result(10)
     lockers.shutdown()
 
@@ -91,7 +109,10 @@ def test_l4_while_a_commit_is_unknown_no_new_key_is_safe(proxy, monkeypatch):
         return paying(request)
 
     unsure = entry_point(view)()
-    assert (unsure.status_code, unsure.headers["Retry-After"] in ("1", "2")) == (503, True)
+    assert (unsure.status_code, unsure.headers["Retry-After"] in ("1", "2")) == (
+        503,
+        True,
+    )
     assert b'"safe_new_key": false' in unsure.content
     assert 5 <= clock.now < 5.1
     proxy.come_back()

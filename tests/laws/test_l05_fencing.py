@@ -10,7 +10,11 @@ from django_idempotency import engine, signals
 from django_idempotency.engine.run import Run
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import store_for
-from django_idempotency.values.exceptions import ClaimLost, StoreConflict, TerminalFailure
+from django_idempotency.values.exceptions import (
+    ClaimLost,
+    StoreConflict,
+    TerminalFailure,
+)
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.callers import (
@@ -30,7 +34,14 @@ from tests.support.callers import (
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads, just_before
-from tests.support.views_of_laws import COMPLETION, completed, in_both_modes, postgresql, row_locks, terminate
+from tests.support.views_of_laws import (
+    COMPLETION,
+    completed,
+    in_both_modes,
+    postgresql,
+    row_locks,
+    terminate,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -67,13 +78,20 @@ def test_l5_no_write_of_a_lost_claim_reaches_the_record(mode, write, lose):
 def test_l5_whoever_is_overtaken_before_the_row_lock_does_not_run():
     policy = Policy(mode=Atomic(takeover_grace=0))
     overtaken, owner = claim(policy=policy), claim(policy=policy)
-    with heard(signals.claim_lost) as lost, heard(signals.stale_write_rejected) as rejected:
+    with (
+        heard(signals.claim_lost) as lost,
+        heard(signals.stale_write_rejected) as rejected,
+    ):
         with pytest.raises(ClaimLost), engine.execution(overtaken, policy):
             pay()
         engine.duplicate(operation(), policy)
         with engine.execution(owner, policy) as run:
             run.verdict = Keep(StoredResponse(201))
-    assert ([sent["attempt"] for sent in lost], rejected, effects()) == ([overtaken.attempt], [], 0)
+    assert ([sent["attempt"] for sent in lost], rejected, effects()) == (
+        [overtaken.attempt],
+        [],
+        0,
+    )
     assert record().response_status == 201
 
 
@@ -87,7 +105,10 @@ def test_l5_a_zombie_cannot_complete_what_another_took_over():
         zombie.go_on()
         assert zombie.says() == AFTER_EFFECT
         zombie.go_on()
-        assert zombie.says() == [201, owner.content.decode()]  # the owner's answer, not its own
+        assert zombie.says() == [
+            201,
+            owner.content.decode(),
+        ]  # the owner's answer, not its own
         assert row() | {"replays": 0, "last_replayed_at": None} == before
 
 
@@ -127,16 +148,24 @@ def holders_of_row_locks():
 @postgresql
 @pytest.mark.parametrize(
     ("mode", "attempts"),
-    [(Atomic(takeover_grace=0), 2), pytest.param(Atomic(claim="lock"), 1, marks=pytest.mark.not_on_citus)],
+    [
+        (Atomic(takeover_grace=0), 2),
+        pytest.param(Atomic(claim="lock"), 1, marks=pytest.mark.not_on_citus),
+    ],
 )
-def test_l5_an_owner_cut_off_before_commit_and_overtaken_sends_the_winners_response(proxy, mode, attempts):
+def test_l5_an_owner_cut_off_before_commit_and_overtaken_sends_the_winners_response(
+    proxy, mode, attempts
+):
     won = []
 
     def rival(_index):
         return eventually(lambda: completed(entry_point(paying, mode=mode)()))
 
     def view(request):
-        proxy.cut, proxy.meanwhile = Cut.BEFORE_COMMIT, lambda: won.extend(in_threads(1, rival))
+        proxy.cut, proxy.meanwhile = (
+            Cut.BEFORE_COMMIT,
+            lambda: won.extend(in_threads(1, rival)),
+        )
         return paying(request)
 
     with heard(signals.stale_write_rejected) as rejected:
@@ -150,7 +179,9 @@ def test_l5_an_owner_cut_off_before_commit_and_overtaken_sends_the_winners_respo
 def test_l5_a_cut_before_commit_without_a_record_may_retry(proxy):
     def view(request):
         proxy.cut = Cut.BEFORE_COMMIT
-        proxy.meanwhile = lambda: in_threads(1, lambda _: IdempotencyRecord.objects.all().delete())
+        proxy.meanwhile = lambda: in_threads(
+            1, lambda _: IdempotencyRecord.objects.all().delete()
+        )
         return paying(request)
 
     with heard(signals.stale_write_rejected) as rejected:
@@ -174,7 +205,9 @@ def test_l5_a_lost_claims_terminal_failure_yields_to_the_winner():
 
 
 @pytest.mark.parametrize(("times", "status"), [(1, 402), (1000, 503)])
-def test_l2_a_terminal_failure_is_not_sent_before_it_is_stored(monkeypatch, times, status):
+def test_l2_a_terminal_failure_is_not_sent_before_it_is_stored(
+    monkeypatch, times, status
+):
     """Another transaction may be in the way; told all the same, it would not be what a retry gets."""
     conflicts, write = iter(range(times)), Run.write
 

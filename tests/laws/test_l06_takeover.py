@@ -14,7 +14,17 @@ from django_idempotency import engine, signals
 from django_idempotency.models import Status
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Atomic, Lease, Policy
-from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift, when
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    paying,
+    record,
+    shift,
+    when,
+)
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads
@@ -41,7 +51,10 @@ def test_l6_in_atomic_mode_a_live_owner_is_never_taken_over():
 def test_l6_a_process_that_is_stopped_in_atomic_mode_is_alive():
     with holding(mode=Atomic(takeover_grace=0)) as owner:
         owner.stop()
-        duplicates = in_threads(5, lambda _: entry_point(paying, mode=Atomic(takeover_grace=0))().status_code)
+        duplicates = in_threads(
+            5,
+            lambda _: entry_point(paying, mode=Atomic(takeover_grace=0))().status_code,
+        )
         owner.resume()
         owner.go_on()
         assert owner.says() == AFTER_EFFECT
@@ -56,7 +69,9 @@ def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
     with holding() as owner:
         assert entry_point(paying)().status_code == 409
         owner.kill()
-    answer = eventually(lambda: completed(entry_point(paying)()))  # once the database sees that it is gone
+    answer = eventually(
+        lambda: completed(entry_point(paying)())
+    )  # once the database sees that it is gone
     assert not is_replay(answer)
     assert record().attempts == 2
 
@@ -65,7 +80,9 @@ def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
 def test_l6_a_heartbeat_keeps_the_lease_of_an_async_view():
     async def view(request):
         claimed = await sync_to_async(record)()
-        await sync_to_async(eventually)(lambda: record().locked_until > claimed.locked_until)
+        await sync_to_async(eventually)(
+            lambda: record().locked_until > claimed.locked_until
+        )
         return HttpResponse(status=201)
 
     async def send():
@@ -84,7 +101,11 @@ def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
 
     monkeypatch.setattr(engine.waiting.time, "sleep", look_and_sleep)
     with ThreadPoolExecutor(1) as pool:
-        twin = pool.submit(in_threads, 1, lambda _: entry_point(paying, mode=Atomic(takeover_grace=10))())
+        twin = pool.submit(
+            in_threads,
+            1,
+            lambda _: entry_point(paying, mode=Atomic(takeover_grace=10))(),
+        )
         assert looked.wait(5)
         with engine.execution(first, Policy()) as run:
             assert twin.result(5)[0].status_code == 409
@@ -94,15 +115,25 @@ def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
 
 @pytest.mark.parametrize(
     ("error", "on_crash", "on_hold"),
-    [(KeyboardInterrupt, "hold", True), (KeyboardInterrupt, "retry", False), (ArithmeticError, "hold", False)],
+    [
+        (KeyboardInterrupt, "hold", True),
+        (KeyboardInterrupt, "retry", False),
+        (ArithmeticError, "hold", False),
+    ],
 )
-def test_l6_only_an_interrupted_run_is_put_on_hold_and_only_if_asked(error, on_crash, on_hold):
+def test_l6_only_an_interrupted_run_is_put_on_hold_and_only_if_asked(
+    error, on_crash, on_hold
+):
     def view(request):
         raise error
 
     with pytest.raises(error):
         entry_point(view, mode=Lease(on_crash=on_crash))()
-    assert (record().status, record().on_hold, record().reason) == (Status.FAILED, on_hold, error.__name__)
+    assert (record().status, record().on_hold, record().reason) == (
+        Status.FAILED,
+        on_hold,
+        error.__name__,
+    )
 
 
 @pytest.mark.postgresql

@@ -18,12 +18,29 @@ from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.values.exceptions import TerminalFailure
 from django_idempotency.values.policy import Atomic, Body, Lease, Policy
 from tests.laws.test_lock_claims import once_rolled_back
-from tests.support.callers import claim, effects, entry_point, heard, is_replay, pay, paying, record, when
+from tests.support.callers import (
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    pay,
+    paying,
+    record,
+    when,
+)
 from tests.support.maintained import run_sql
 from tests.support.proxy import Cut
 from tests.support.threads import just_before
 from tests.support.views import code
-from tests.support.views_of_laws import BY_LOCK, COMPLETION, fail, in_both_modes, in_each_mode, postgresql
+from tests.support.views_of_laws import (
+    BY_LOCK,
+    COMPLETION,
+    fail,
+    in_both_modes,
+    in_each_mode,
+    postgresql,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -41,7 +58,9 @@ def test_l8_a_failing_commit_hook_keeps_the_response(mode):
 
 
 @in_both_modes
-@pytest.mark.parametrize("receiver", [fail, partial(fail)], ids=["function", "nameless"])
+@pytest.mark.parametrize(
+    "receiver", [fail, partial(fail)], ids=["function", "nameless"]
+)
 def test_l8_a_receiver_that_fails_does_not_take_the_response_back(mode, receiver):
     with when(signals.key_completed, receiver):
         first = entry_point(paying, mode=mode)()
@@ -52,7 +71,9 @@ def test_l8_a_receiver_that_fails_does_not_take_the_response_back(mode, receiver
 KEPT = {"status": 201, "headers": {"X-Kept": "1", "ETag": '"e"'}}
 UNSTORED = {
     "streamed": lambda: StreamingHttpResponse([b"a", b"b"], **KEPT),
-    "file": lambda: FileResponse(io.BytesIO(b"ab"), as_attachment=True, filename="f.bin", **KEPT),
+    "file": lambda: FileResponse(
+        io.BytesIO(b"ab"), as_attachment=True, filename="f.bin", **KEPT
+    ),
     "oversize": lambda: HttpResponse(b"x" * 1001, **KEPT),
 }
 
@@ -67,8 +88,16 @@ def test_l8_a_response_that_cannot_be_kept_is_not_made_twice(mode, answer):
     send = entry_point(view, mode=mode, body=Body(limit=1000))
     first, second = send(), send()
     assert first.getvalue() == answer().getvalue()
-    assert (second.status_code, code(second), is_replay(second)) == (201, "response_not_stored", True)
-    assert (effects(), json.loads(second.content)["status"], second.headers["X-Kept"]) == (1, 201, "1")
+    assert (second.status_code, code(second), is_replay(second)) == (
+        201,
+        "response_not_stored",
+        True,
+    )
+    assert (
+        effects(),
+        json.loads(second.content)["status"],
+        second.headers["X-Kept"],
+    ) == (1, 201, "1")
     assert not {"ETag", "Content-Disposition"} & set(second.headers)
 
 
@@ -88,7 +117,9 @@ def test_l8_in_lease_mode_a_rendering_error_does_not_run_again():
 
 @contextmanager
 def constrained(condition):
-    run_sql(f"ALTER TABLE django_idempotency_record ADD CONSTRAINT narrow CHECK ({condition})")
+    run_sql(
+        f"ALTER TABLE django_idempotency_record ADD CONSTRAINT narrow CHECK ({condition})"
+    )
     try:
         yield
     finally:
@@ -134,13 +165,20 @@ def test_l8_a_record_that_the_store_has_lost_takes_no_response_back(status):
 
     send = entry_point(view, mode="lease")
     first, second = send(), send()
-    assert (first.status_code, second.status_code, effects()) == (status, status, 1 if status != 422 else 2)
+    assert (first.status_code, second.status_code, effects()) == (
+        status,
+        status,
+        1 if status != 422 else 2,
+    )
     assert (is_replay(first), is_replay(second)) == (False, status != 422)
 
 
 def test_l5_a_record_that_was_lost_and_claimed_by_another_attempt_is_not_written():
     def view(request):
-        if request.idempotency.attempt == 1 and not IdempotencyRecord.objects.filter(reason="rival").exists():
+        if (
+            request.idempotency.attempt == 1
+            and not IdempotencyRecord.objects.filter(reason="rival").exists()
+        ):
             IdempotencyRecord.objects.all().delete()
             claim("k", policy=Policy(mode="lease"))
             IdempotencyRecord.objects.update(reason="rival")
@@ -151,7 +189,9 @@ def test_l5_a_record_that_was_lost_and_claimed_by_another_attempt_is_not_written
 
 
 @postgresql
-@pytest.mark.parametrize("claim", ["record", pytest.param("lock", marks=pytest.mark.not_on_citus)])
+@pytest.mark.parametrize(
+    "claim", ["record", pytest.param("lock", marks=pytest.mark.not_on_citus)]
+)
 def test_l2_a_terminal_failure_that_could_not_be_stored_is_not_sent(proxy, claim):
     """Nothing has committed, and a retry may get another response."""
     responses = iter([402, 201])
@@ -218,7 +258,10 @@ def test_a_failed_release_is_an_error():
 @in_both_modes
 def test_a_run_without_an_outcome_commits_nothing(mode):
     policy = Policy(mode=mode)
-    with pytest.raises(RuntimeError, match="without a verdict"), engine.execution(claim(policy=policy), policy):
+    with (
+        pytest.raises(RuntimeError, match="without a verdict"),
+        engine.execution(claim(policy=policy), policy),
+    ):
         pass
     assert record().response_status is None
 

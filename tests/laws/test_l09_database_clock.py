@@ -11,7 +11,15 @@ import pytest
 
 import django_idempotency
 from django_idempotency.values.policy import Lease, Policy
-from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, shift
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    paying,
+    shift,
+)
 from tests.support.views_of_laws import HOUR, in_each_mode, row_locks
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -73,14 +81,27 @@ DECIDE_NOTHING_ABOUT_KEYS = {
 
 def test_l9_no_decision_reads_the_applications_clock():
     root = Path(django_idempotency.__file__).parent
-    readers = {str(path.relative_to(root)) for path in root.rglob("*.py") if reads_clock(path)}
+    readers = {
+        str(path.relative_to(root)) for path in root.rglob("*.py") if reads_clock(path)
+    }
     known = {
-        path for path in DECIDE_NOTHING_ABOUT_KEYS if (root / "contrib").is_dir() or not path.startswith("contrib")
+        path
+        for path in DECIDE_NOTHING_ABOUT_KEYS
+        if (root / "contrib").is_dir() or not path.startswith("contrib")
     }
     assert readers == known
 
 
 def reads_clock(path):
     """Calls such as ``time.time()``, ``datetime.now()`` and ``timezone.now()``; monotonic clocks don't jump."""
-    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    return any(ast.unparse(call).endswith(("time.time", "time_ns", ".now", ".utcnow", ".today")) for call in calls)
+    calls = (
+        node.func
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    )
+    return any(
+        ast.unparse(call).endswith(
+            ("time.time", "time_ns", ".now", ".utcnow", ".today")
+        )
+        for call in calls
+    )

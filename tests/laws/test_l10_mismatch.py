@@ -7,7 +7,13 @@ import pytest
 from django_idempotency.stores import store_for
 from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import Gate, claim, entry_point, paying, row, shift
-from tests.support.views_of_laws import HOUR, OTHER_BODY, in_both_modes, on_hold, row_locks
+from tests.support.views_of_laws import (
+    HOUR,
+    OTHER_BODY,
+    in_both_modes,
+    on_hold,
+    row_locks,
+)
 
 pytestmark = pytest.mark.usefixtures("payer")
 

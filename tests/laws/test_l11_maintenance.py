@@ -13,7 +13,15 @@ from django.db.models.expressions import RawSQL
 from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.models import IdempotencyRecord, RecordQuerySet
 from tests.support.callers import effects, entry_point, is_replay, paying, record, shift
-from tests.support.maintained import HOUR, LOCKING, done, keys, postgresql, row_locks, run_sql
+from tests.support.maintained import (
+    HOUR,
+    LOCKING,
+    done,
+    keys,
+    postgresql,
+    row_locks,
+    run_sql,
+)
 from tests.support.threads import in_threads, just_after, just_before
 from tests.support.views_of_laws import in_each_mode
 from tests.support.waiting import eventually
@@ -27,7 +35,9 @@ GATE = 4711
 def clean_up_while(other_thread, monkeypatch):
     """Clean up in a statement that has begun, and seen the rows as they are, when something is done to them."""
 
-    waits = RawSQL(f"(SELECT true FROM pg_advisory_xact_lock_shared({GATE}))", (), BooleanField())
+    waits = RawSQL(
+        f"(SELECT true FROM pg_advisory_xact_lock_shared({GATE}))", (), BooleanField()
+    )
     purgeable = RecordQuerySet.purgeable
 
     def clean_up(isolation):
@@ -40,7 +50,9 @@ def clean_up_while(other_thread, monkeypatch):
     def run(act, isolation="read committed"):
         other_thread(run_sql, f"SELECT pg_advisory_lock({GATE})")
         with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
-            patched.setattr(RecordQuerySet, "purgeable", lambda rows: purgeable(rows).filter(waits))
+            patched.setattr(
+                RecordQuerySet, "purgeable", lambda rows: purgeable(rows).filter(waits)
+            )
             cleaned = pool.submit(clean_up, isolation)
             try:
                 eventually(lambda: waiting_at_the_gate() == 1)
@@ -55,7 +67,8 @@ def clean_up_while(other_thread, monkeypatch):
 def waiting_at_the_gate():
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s", [GATE]
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s",
+            [GATE],
         )
         return cursor.fetchone()[0]
 
@@ -113,7 +126,9 @@ def test_l11_a_record_that_a_retry_has_taken_is_not_deleted(other_thread):
 def test_l11_a_retry_that_meets_cleanup_asks_again(other_thread):
     done()
     answers = []
-    with just_after(DELETING, lambda: answers.append(other_thread(entry_point(paying)))):
+    with just_after(
+        DELETING, lambda: answers.append(other_thread(entry_point(paying)))
+    ):
         assert cleanup().rows == 1
     assert (answers[0].status_code, effects()) == (409, 1)
     assert entry_point(paying)().status_code == 201
@@ -121,7 +136,9 @@ def test_l11_a_retry_that_meets_cleanup_asks_again(other_thread):
 
 
 @postgresql
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    "isolation", ["read committed", "repeatable read", "serializable"]
+)
 @pytest.mark.parametrize(
     "act",
     [
@@ -131,7 +148,9 @@ def test_l11_a_retry_that_meets_cleanup_asks_again(other_thread):
     ],
     ids=["extended", "used again", "deleted"],
 )
-def test_l11_what_is_not_due_any_more_when_it_is_locked_stays(clean_up_while, act, isolation):
+def test_l11_what_is_not_due_any_more_when_it_is_locked_stays(
+    clean_up_while, act, isolation
+):
     done()
     left = []
 

@@ -17,11 +17,28 @@ from django_idempotency.messages import Ack, Message, RetryLater, consume
 from django_idempotency.messages.message import StoreAway
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Atomic, Policy
-from tests.support.callers import SCOPE, effects, entry_point, heard, pay, paying, post, record, shift, when
+from tests.support.callers import (
+    SCOPE,
+    effects,
+    entry_point,
+    heard,
+    pay,
+    paying,
+    post,
+    record,
+    shift,
+    when,
+)
 from tests.support.loops import run
 from tests.support.threads import just_before
 from tests.support.views import api_class, code
-from tests.support.views_of_laws import COMPLETION, fail, in_both_modes, in_each_mode, postgresql
+from tests.support.views_of_laws import (
+    COMPLETION,
+    fail,
+    in_both_modes,
+    in_each_mode,
+    postgresql,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -42,7 +59,10 @@ def test_l12_a_store_error_does_not_hide_the_views_error(mode, proxy):
 
 def assert_refused(answer):
     assert (answer.status_code, code(answer)) == (503, "idempotency_store_unavailable")
-    assert (answer.headers["Retry-After"] in ("1", "2"), json.loads(answer.content)["safe_new_key"]) == (True, False)
+    assert (
+        answer.headers["Retry-After"] in ("1", "2"),
+        json.loads(answer.content)["safe_new_key"],
+    ) == (True, False)
 
 
 @postgresql
@@ -64,8 +84,12 @@ def rest_framework(runs):
 
 
 @postgresql
-@pytest.mark.parametrize("protected", [plain, pytest.param(rest_framework, marks=pytest.mark.drf)])
-def test_l12_a_request_whose_store_is_lost_before_the_row_lock_does_not_run(protected, proxy):
+@pytest.mark.parametrize(
+    "protected", [plain, pytest.param(rest_framework, marks=pytest.mark.drf)]
+)
+def test_l12_a_request_whose_store_is_lost_before_the_row_lock_does_not_run(
+    protected, proxy
+):
     runs = []
     with when(signals.key_claimed, lambda **_named: proxy.go_away()):
         answer = protected(runs)(post())
@@ -90,7 +114,9 @@ def test_l12_a_request_whose_store_is_lost_while_it_renews_its_lease_is_refused(
 
     assert_refused(entry_point(view, mode="lease")())
     proxy.come_back()
-    assert_refused(run(lambda: idempotent(scope=SCOPE, mode="lease")(aview)(post("async"))))
+    assert_refused(
+        run(lambda: idempotent(scope=SCOPE, mode="lease")(aview)(post("async")))
+    )
     assert len(effects) == 2
 
 
@@ -101,7 +127,9 @@ def taken_over():
 
 @postgresql
 @in_both_modes
-def test_l12_a_late_owner_that_cannot_read_what_came_of_its_claim_is_refused(mode, proxy, other_thread):
+def test_l12_a_late_owner_that_cannot_read_what_came_of_its_claim_is_refused(
+    mode, proxy, other_thread
+):
     """The view has run; its claim is another's by now, and what came of that one can't be read."""
 
     def view(request):
@@ -114,7 +142,11 @@ def test_l12_a_late_owner_that_cannot_read_what_came_of_its_claim_is_refused(mod
             other_thread(taken_over)
 
     lose = lambda **_named: proxy.go_away()  # noqa: E731
-    with when(signals.key_claimed, steal), when(signals.claim_lost, lose), when(signals.stale_write_rejected, lose):
+    with (
+        when(signals.key_claimed, steal),
+        when(signals.claim_lost, lose),
+        when(signals.stale_write_rejected, lose),
+    ):
         assert_refused(entry_point(view, mode=mode)())
 
 
@@ -122,7 +154,11 @@ def test_l12_a_late_owner_that_cannot_read_what_came_of_its_claim_is_refused(mod
 @in_each_mode
 def test_l12_fail_open_runs_unprotected(mode, proxy):
     proxy.go_away()
-    send = entry_point(lambda request: HttpResponse(str(request.idempotency), status=201), mode=mode, fail_open=True)
+    send = entry_point(
+        lambda request: HttpResponse(str(request.idempotency), status=201),
+        mode=mode,
+        fail_open=True,
+    )
     assert [send().content, send().content] == [b"None", b"None"]
 
 
@@ -139,7 +175,9 @@ CLAIMS = pytest.mark.parametrize("claim", ["record", "lock"])
 
 @postgresql
 @CLAIMS
-def test_l12_a_request_whose_store_is_lost_before_its_response_is_written_is_refused(claim, proxy):
+def test_l12_a_request_whose_store_is_lost_before_its_response_is_written_is_refused(
+    claim, proxy
+):
     def view(request):
         response = paying(request)
         proxy.go_away()
@@ -154,18 +192,29 @@ def test_l12_a_request_whose_store_is_lost_before_its_response_is_written_is_ref
 @postgresql
 @CLAIMS
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
-def test_l12_a_store_lost_before_the_result_is_written_is_no_failure_of_the_handler(claim, raises, proxy):
+def test_l12_a_store_lost_before_the_result_is_written_is_no_failure_of_the_handler(
+    claim, raises, proxy
+):
     def handle(message, context):
         pay()
         proxy.go_away()
         if raises:
             connection.cursor().execute("SELECT 1")
 
-    delivery = consume(Message("queue", "1"), handle, policy=Policy(mode=Atomic(claim=claim)), max_attempts=1)
+    delivery = consume(
+        Message("queue", "1"),
+        handle,
+        policy=Policy(mode=Atomic(claim=claim)),
+        max_attempts=1,
+    )
     assert isinstance(delivery, StoreAway)
     proxy.come_back()
     assert effects() == 0
     delivered_again = partial(consume, Message("queue", "1"), lambda *_: pay() and None)
     # The server may still hold the lock of the session that was cut.
-    eventually(lambda: isinstance(delivered_again(policy=Policy(mode=Atomic(claim=claim))), Ack))
+    eventually(
+        lambda: isinstance(
+            delivered_again(policy=Policy(mode=Atomic(claim=claim))), Ack
+        )
+    )
     assert effects() == 1

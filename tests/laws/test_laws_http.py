@@ -27,8 +27,12 @@ LEASED = {
     "the decorator, async": "/async/orders/",
 }
 of_each_atomic_door = pytest.mark.parametrize("path", ATOMIC.values(), ids=ATOMIC)
-of_each_door = pytest.mark.parametrize("path", (ATOMIC | LEASED).values(), ids=ATOMIC | LEASED)
-in_both_modes = pytest.mark.parametrize("serving", ["server", "lease_server"], indirect=True, ids=["atomic", "lease"])
+of_each_door = pytest.mark.parametrize(
+    "path", (ATOMIC | LEASED).values(), ids=ATOMIC | LEASED
+)
+in_both_modes = pytest.mark.parametrize(
+    "serving", ["server", "lease_server"], indirect=True, ids=["atomic", "lease"]
+)
 
 
 @pytest.fixture
@@ -47,7 +51,10 @@ def test_l1_of_50_duplicates_at_once_one_takes_effect(serving, path, reference):
     answers = in_threads(50, lambda _: send(serving, path, reference, simulate=slow))
     statuses = Counter(answer.status_code for answer in answers)
     assert statuses[201] + statuses[409] == 50
-    assert sum(answer.status_code == 201 and not is_replay(answer) for answer in answers) == 1
+    assert (
+        sum(answer.status_code == 201 and not is_replay(answer) for answer in answers)
+        == 1
+    )
     assert serving.ledger(reference) == 1
     done = {answer.content for answer in answers if answer.status_code == 201}
     assert done == {send(serving, path, reference).content}
@@ -73,25 +80,38 @@ def test_l3_what_fails_at_commit_is_no_success(server, path, reference):
     failed = send(server, path, reference, simulate={"fail_commit": True})
     assert (failed.status_code, server.ledger(reference)) == (500, 0)
     retried = send(server, path, reference)
-    assert (retried.status_code, is_replay(retried), server.ledger(reference)) == (201, False, 1)
+    assert (retried.status_code, is_replay(retried), server.ledger(reference)) == (
+        201,
+        False,
+        1,
+    )
 
 
 @of_each_atomic_door
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_l4_and_l6_after_a_killed_worker_the_retry_runs_at_once(server, path, when, reference):
+def test_l4_and_l6_after_a_killed_worker_the_retry_runs_at_once(
+    server, path, when, reference
+):
     with pytest.raises(httpx.TransportError):
         send(server, path, reference, simulate={"kill": when})
-    retried = eventually(lambda: completed(send(server, path, reference)))  # a lease is 20 s here
+    retried = eventually(
+        lambda: completed(send(server, path, reference))
+    )  # a lease is 20 s here
     assert not is_replay(retried)
     assert server.ledger(reference) == 1
 
 
 @pytest.mark.parametrize("path", LEASED.values(), ids=LEASED)
-def test_l6_in_lease_mode_a_killed_workers_lease_must_lapse(lease_server, path, reference):
+def test_l6_in_lease_mode_a_killed_workers_lease_must_lapse(
+    lease_server, path, reference
+):
     with pytest.raises(httpx.TransportError):
         send(lease_server, path, reference, simulate={"kill": "after"})
     refused = send(lease_server, path, reference)
-    assert (refused.status_code, refused.headers["Retry-After"] in ("1", "2", "3")) == (409, True)
+    assert (refused.status_code, refused.headers["Retry-After"] in ("1", "2", "3")) == (
+        409,
+        True,
+    )
     assert eventually(lambda: completed(send(lease_server, path, reference)))
     assert lease_server.ledger(reference) == 1  # by its child key
 
@@ -109,7 +129,12 @@ def test_l7_a_stored_response_is_for_its_caller_alone(server, path, reference):
     assert send(server, path, reference).content == own.content
 
 
-SHAPES = ({"stream": True}, {"bytes": 2_000_000}, {"stream": True, "bytes": 2_000_000}, {"status": 204})
+SHAPES = (
+    {"stream": True},
+    {"bytes": 2_000_000},
+    {"stream": True, "bytes": 2_000_000},
+    {"status": 204},
+)
 
 
 @in_both_modes

@@ -52,7 +52,9 @@ def renewed(key: str = "k") -> None:
     """Wait until its lease was renewed, and that before it ran out."""
     before = record(key)
     eventually(lambda: record(key).locked_until > before.locked_until, within=LEASE * 3)
-    assert record(key).locked_until - before.locked_until < timedelta(seconds=LEASE), "it had run out"
+    assert record(key).locked_until - before.locked_until < timedelta(seconds=LEASE), (
+        "it had run out"
+    )
 
 
 @pytest.mark.usefixtures("outside_a_test_run")
@@ -76,7 +78,9 @@ def test_a_replay_is_answered_though_no_thread_can_be_started():
 
 @pytest.mark.postgresql
 @pytest.mark.parametrize("owns_both", [True, False], ids=["owned", "asked for"])
-def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(proxy, owns_both):
+def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(
+    proxy, owns_both
+):
     """The thread that keeps the leases waits no longer for a connection than the shortest lease allows."""
     direct = {"HOST": proxy.upstream[0], "PORT": proxy.upstream[1]}
     long, short = {"mode": Lease(seconds=60 * LEASE)}, {"mode": Lease(seconds=LEASE)}
@@ -110,7 +114,10 @@ def test_a_pool_that_the_views_use_up_costs_no_lease(pooled):
 @pytest.fixture
 def pooled(payer):
     """An alias of the default database, with a pool of two connections."""
-    options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 0, "max_size": 2, "timeout": 1}}
+    options = {
+        **connection.settings_dict["OPTIONS"],
+        "pool": {"min_size": 0, "max_size": 2, "timeout": 1},
+    }
     with another_alias("pooled", OPTIONS=options, CONN_MAX_AGE=0) as alias:
         yield alias
         connections[alias].close()
@@ -176,7 +183,11 @@ def test_logging_that_fails_costs_no_lease(proxy):
 
 
 def ours() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("django-idempotency")]
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("django-idempotency")
+    ]
 
 
 def fail(_worker: object) -> None:

@@ -13,7 +13,14 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django.http import HttpResponse
 
 from django_idempotency import engine, signals
-from django_idempotency.messages import AlreadyDone, Consumer, Done, Exhausted, Message, Retry
+from django_idempotency.messages import (
+    AlreadyDone,
+    Consumer,
+    Done,
+    Exhausted,
+    Message,
+    Retry,
+)
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import lock_claims, postgresql, store_for
 from django_idempotency.stores.base import Owned, Unlocked
@@ -24,17 +31,35 @@ from django_idempotency.values.exceptions import TerminalFailure, TransactionEnd
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Atomic, Policy
 from tests.laws.test_ended_transaction import COMMITTED
-from tests.support.callers import Gate, claim, effects, entry_point, heard, is_replay, operation, pay, paying, record
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    operation,
+    pay,
+    paying,
+    record,
+)
 from tests.support.maintained import run_sql
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads, just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.not_on_citus,
+    pytest.mark.usefixtures("payer"),
+]
 
 KINDS = ("record", "lock")
-IN_CLAIM, IN_INSERT = r"\s*SELECT pg_backend_pid", r"\s*INSERT INTO django_idempotency_record"
+IN_CLAIM, IN_INSERT = (
+    r"\s*SELECT pg_backend_pid",
+    r"\s*INSERT INTO django_idempotency_record",
+)
 
 
 def by_lock(view, **policy):
@@ -48,24 +73,45 @@ def elsewhere(work, *args, **named):
 
 def test_l1_claims_of_both_kinds_race_for_a_key():
     def race(number):
-        answers = in_threads(4, lambda index: entry_point(paying, mode=Atomic(claim=KINDS[index % 2]))(f"k{number}"))
+        answers = in_threads(
+            4,
+            lambda index: entry_point(paying, mode=Atomic(claim=KINDS[index % 2]))(
+                f"k{number}"
+            ),
+        )
         assert {answer.status_code for answer in answers} <= {201, 409}
         last = entry_point(paying, mode=Atomic(claim=KINDS[number % 2]))(f"k{number}")
         assert last.status_code == 201
-        assert {answer.content for answer in answers if answer.status_code == 201} <= {last.content}
+        assert {answer.content for answer in answers if answer.status_code == 201} <= {
+            last.content
+        }
 
     for number in range(15):
         race(number)
     assert effects() == 15
 
 
-@pytest.mark.parametrize(("owner", "other"), [("lock", "lock"), ("lock", "record"), ("record", "lock")])
+@pytest.mark.parametrize(
+    ("owner", "other"), [("lock", "lock"), ("lock", "record"), ("record", "lock")]
+)
 def test_l10_a_run_in_progress_is_seen_by_claims_of_both_kinds(owner, other):
     with Gate().running(mode=Atomic(claim=owner)) as answer:
         assert (record() is None) == (owner == "lock")
-        assert elsewhere(entry_point(paying, mode=Atomic(claim=other))).status_code == 409
-        assert elsewhere(entry_point(paying, mode=Atomic(claim=other)), body=OTHER_BODY).status_code == 422
-        assert elsewhere(entry_point(paying, mode=Atomic(claim=other)), "k2", body=OTHER_BODY).status_code == 201
+        assert (
+            elsewhere(entry_point(paying, mode=Atomic(claim=other))).status_code == 409
+        )
+        assert (
+            elsewhere(
+                entry_point(paying, mode=Atomic(claim=other)), body=OTHER_BODY
+            ).status_code
+            == 422
+        )
+        assert (
+            elsewhere(
+                entry_point(paying, mode=Atomic(claim=other)), "k2", body=OTHER_BODY
+            ).status_code
+            == 201
+        )
     assert answer.result(10).status_code == 201
     assert is_replay(entry_point(paying, mode=Atomic(claim=other))())
     assert effects() == 2
@@ -74,7 +120,10 @@ def test_l10_a_run_in_progress_is_seen_by_claims_of_both_kinds(owner, other):
 @pytest.mark.parametrize("other", KINDS)
 def test_a_caller_that_waits_for_a_lock_claim_gets_the_response(other):
     gate = Gate()
-    with gate.running(mode=Atomic(claim="lock")) as first, heard(signals.request_rejected) as rejected:
+    with (
+        gate.running(mode=Atomic(claim="lock")) as first,
+        heard(signals.request_rejected) as rejected,
+    ):
         waits = entry_point(paying, mode=Atomic(claim=other), wait=20)
         gate.let_go.set()
         answer = elsewhere(waits)
@@ -83,7 +132,9 @@ def test_a_caller_that_waits_for_a_lock_claim_gets_the_response(other):
 
 
 def test_a_request_has_one_lock_whatever_key_digests_it(settings):
-    settings.IDEMPOTENCY = {"DIGEST_KEYS": ["aGVsbG8gd29ybGQsIHRoaXMgaXMgYSBrZXkuLi4uLi4="]}
+    settings.IDEMPOTENCY = {
+        "DIGEST_KEYS": ["aGVsbG8gd29ybGQsIHRoaXMgaXMgYSBrZXkuLi4uLi4="]
+    }
     under_a_key = operation()
     settings.IDEMPOTENCY = {}
     assert operation().fingerprint != under_a_key.fingerprint
@@ -91,10 +142,16 @@ def test_a_request_has_one_lock_whatever_key_digests_it(settings):
     assert request_lock(operation(body=OTHER_BODY)) != request_lock(under_a_key)
 
 
-def test_the_lock_of_a_transaction_that_is_ending_is_no_mismatch(other_thread, monkeypatch):
+def test_the_lock_of_a_transaction_that_is_ending_is_no_mismatch(
+    other_thread, monkeypatch
+):
     """What a transaction has locked goes bit by bit: here its request's lock has gone first."""
     owner_lock = f"SELECT pg_advisory_lock({postgresql.OWNER_LOCK.format(id='%s')})"
-    other_thread(lambda: connection.cursor().execute(owner_lock, [operation().id, operation().id]))
+    other_thread(
+        lambda: connection.cursor().execute(
+            owner_lock, [operation().id, operation().id]
+        )
+    )
     store = postgresql.PostgreSQLStore(Policy(), "default")
     assert store._meet_owner(operation()) == Owned(same=None)
     monkeypatch.setattr(engine.waiting, "PATIENCE", 0.1)
@@ -110,7 +167,10 @@ def test_l3_what_fails_leaves_nothing(status):
             raise LookupError
         return HttpResponse(status=status)
 
-    with heard(signals.key_failed) as failed, nullcontext() if status else pytest.raises(LookupError):
+    with (
+        heard(signals.key_failed) as failed,
+        nullcontext() if status else pytest.raises(LookupError),
+    ):
         assert by_lock(view)().status_code == status
     assert (effects(), record(), len(failed)) == (0, None, 1)
     assert by_lock(paying)().status_code == 201
@@ -123,7 +183,9 @@ def declining(request):
 
 @pytest.mark.parametrize("rival", KINDS)
 def test_a_terminal_failure_yields_to_who_ran_meanwhile(rival):
-    with once_rolled_back(lambda: elsewhere(entry_point(paying, mode=Atomic(claim=rival)))):
+    with once_rolled_back(
+        lambda: elsewhere(entry_point(paying, mode=Atomic(claim=rival)))
+    ):
         answer = by_lock(declining)()
     assert (answer.status_code, is_replay(answer), effects()) == (201, True, 1)
 
@@ -140,7 +202,13 @@ def test_a_terminal_failure_is_stored_once_a_caller_who_just_looks_has_gone():
     def go():
         connection.close()
 
-    with threads, once_rolled_back(lambda: threads.submit(look).result(30), then=lambda: threads.submit(go).result(30)):
+    with (
+        threads,
+        once_rolled_back(
+            lambda: threads.submit(look).result(30),
+            then=lambda: threads.submit(go).result(30),
+        ),
+    ):
         assert by_lock(declining)().status_code == 402
     assert is_replay(by_lock(declining)())
 
@@ -188,16 +256,28 @@ def test_l5_a_record_made_meanwhile_undoes_the_run():
 
     with heard(signals.stale_write_rejected) as rejected:
         answer = by_lock(view)()
-    assert (is_replay(answer), answer.content, effects(), len(rejected)) == (True, b"the other's", 0, 1)
+    assert (is_replay(answer), answer.content, effects(), len(rejected)) == (
+        True,
+        b"the other's",
+        0,
+        1,
+    )
 
 
 def test_l6_a_record_that_is_stuck_is_taken_over_as_records_are():
     claim(policy=Policy(scope="public"))
     answer = by_lock(paying, mode=Atomic(takeover_grace=0))()
-    assert (answer.status_code, is_replay(answer), record().attempts, effects()) == (201, False, 2, 1)
+    assert (answer.status_code, is_replay(answer), record().attempts, effects()) == (
+        201,
+        False,
+        2,
+        1,
+    )
 
 
-def test_a_commit_that_never_arrived_is_not_taken_for_anothers_that_looks_the_same(proxy):
+def test_a_commit_that_never_arrived_is_not_taken_for_anothers_that_looks_the_same(
+    proxy,
+):
     hooks = []
 
     def view(request):
@@ -217,12 +297,19 @@ def test_a_commit_that_never_arrived_is_not_taken_for_anothers_that_looks_the_sa
 def test_a_commit_is_in_doubt_for_as_long_as_its_locks_are_taken(other_thread):
     policy = Policy(mode=Atomic(claim="lock"), scope="public")
     store = store_for(policy)
-    run = other_thread(engine.execution, claimed := other_thread(engine.claim, operation(), policy), policy)
+    run = other_thread(
+        engine.execution,
+        claimed := other_thread(engine.claim, operation(), policy),
+        policy,
+    )
     other_thread(run.__enter__).verdict = Keep(StoredResponse(201))
     assert store.read_after_commit(claimed) is Unlocked.BUSY
     other_thread(run.__exit__, None, None, None)
     assert store.read_after_commit(claimed).response == StoredResponse(201)
-    assert store.read_after_commit(replace(claimed, operation=operation("another"))) is Unlocked.ABSENT
+    assert (
+        store.read_after_commit(replace(claimed, operation=operation("another")))
+        is Unlocked.ABSENT
+    )
 
 
 @pytest.fixture
@@ -238,7 +325,9 @@ def isolated(monkeypatch):
     connection.close()
 
 
-def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(isolated, monkeypatch):
+def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(
+    isolated, monkeypatch
+):
     isolated(IsolationLevel.REPEATABLE_READ)
     real = Transaction.begin
 
@@ -248,7 +337,10 @@ def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(is
             connection.cursor().execute("SELECT 1")
 
     first = []
-    with monkeypatch.context() as patch, just_before(IN_CLAIM, lambda: first.append(elsewhere(by_lock(paying)))):
+    with (
+        monkeypatch.context() as patch,
+        just_before(IN_CLAIM, lambda: first.append(elsewhere(by_lock(paying)))),
+    ):
         patch.setattr(Transaction, "begin", with_a_snapshot)
         answer = by_lock(paying)()
     assert (is_replay(answer), answer.content, effects()) == (True, first[0].content, 1)
@@ -256,10 +348,14 @@ def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(is
 
 # The statement has its snapshot before it waits.
 WAIT = "WITH held_up AS MATERIALIZED (SELECT pg_advisory_lock_shared(77) IS NOT NULL) "
-WAITING = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted"
+WAITING = (
+    "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted"
+)
 
 
-def test_at_repeatable_read_a_read_after_commit_is_younger_than_the_locks(other_thread, monkeypatch):
+def test_at_repeatable_read_a_read_after_commit_is_younger_than_the_locks(
+    other_thread, monkeypatch
+):
     policy = Policy(mode=Atomic(claim="lock"), scope="public")
     run = engine.execution(claimed := engine.claim(operation(), policy), policy)
     run.__enter__().verdict = Keep(StoredResponse(201))
@@ -274,7 +370,9 @@ def test_at_repeatable_read_a_read_after_commit_is_younger_than_the_locks(other_
         assert read.result(10).response == StoredResponse(201)
 
 
-@pytest.mark.parametrize(("level", "kind"), [("REPEATABLE_READ", "lock"), ("SERIALIZABLE", "record")])
+@pytest.mark.parametrize(
+    ("level", "kind"), [("REPEATABLE_READ", "lock"), ("SERIALIZABLE", "record")]
+)
 def test_above_read_committed_a_key_runs_once(isolated, level, kind):
     isolated(IsolationLevel[level])
     with Gate().running(mode=Atomic(claim="lock")):
@@ -297,7 +395,9 @@ def test_attempts_of_a_message_are_counted_once_it_has_failed():
 
     attempts = []
     consumer = Consumer("c", handler, policy=POLICY, max_attempts=3)
-    deliveries = [consumer.consume(Message("queue", "1", b"{}")) for _delivery in range(3)]
+    deliveries = [
+        consumer.consume(Message("queue", "1", b"{}")) for _delivery in range(3)
+    ]
     assert [type(delivery) for delivery in deliveries] == [Retry, Retry, Exhausted]
     assert (attempts, effects()) == ([1, 2, 3], 0)
 
@@ -306,7 +406,11 @@ def test_attempts_of_a_redelivered_message_are_counted_before_they_have_ended():
     """A process may have died in the handler. Of a lock, nothing would be left to tell."""
 
     def handler(message, context):
-        attempts.append(elsewhere(IdempotencyRecord.objects.values_list("attempts", flat=True).first))
+        attempts.append(
+            elsewhere(
+                IdempotencyRecord.objects.values_list("attempts", flat=True).first
+            )
+        )
 
     attempts = []
     consumer = Consumer("c", handler, policy=POLICY)
@@ -321,13 +425,21 @@ def test_messages_that_are_handled_together_are_claimed_by_records():
     messages = [Message("queue", str(number), b"{}") for number in range(5)]
     consumer.consume(messages[3])
     deliveries = consumer.consume_many(messages)
-    assert [type(delivery) for delivery in deliveries] == [Done, Done, Done, AlreadyDone, Done]
+    assert [type(delivery) for delivery in deliveries] == [
+        Done,
+        Done,
+        Done,
+        AlreadyDone,
+        Done,
+    ]
     assert effects() == 5
 
 
 def test_l4_nothing_is_committed_between_the_response_and_the_effects(other_thread):
     seen = []
-    with just_after(IN_INSERT, lambda: seen.append((other_thread(effects), other_thread(record)))):
+    with just_after(
+        IN_INSERT, lambda: seen.append((other_thread(effects), other_thread(record)))
+    ):
         assert by_lock(paying)().status_code == 201
     assert seen == [(0, None)]
     assert (effects(), record().response_status) == (1, 201)

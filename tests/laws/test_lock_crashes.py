@@ -15,20 +15,41 @@ from django_idempotency.stores.lock_claims import LockClaimStore
 from django_idempotency.values.outcomes import Claimed
 from django_idempotency.values.policy import Atomic, Policy
 from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
-from tests.support.callers import effects, entry_point, is_replay, operation, pay, paying, record
+from tests.support.callers import (
+    effects,
+    entry_point,
+    is_replay,
+    operation,
+    pay,
+    paying,
+    record,
+)
 from tests.support.owner_process import AFTER_EFFECT, IN_VIEW, stopping
 from tests.support.threads import just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed, terminate
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.not_on_citus,
+    pytest.mark.usefixtures("payer"),
+]
 
 CLAIM, INSERT = "SELECT pg_backend_pid", "INSERT INTO django_idempotency_record"
-RUNNING = (f"after {CLAIM}", IN_VIEW, AFTER_EFFECT, f"before {INSERT}", f"after {INSERT}", "before COMMIT")
+RUNNING = (
+    f"after {CLAIM}",
+    IN_VIEW,
+    AFTER_EFFECT,
+    f"before {INSERT}",
+    f"after {INSERT}",
+    "before COMMIT",
+)
 BEFORE, AFTER = f"before {CLAIM}", "after COMMIT"
 
 
-@pytest.mark.parametrize(("point", "other"), [*zip((BEFORE, *RUNNING, AFTER), cycle(KINDS), strict=False)])
+@pytest.mark.parametrize(
+    ("point", "other"), [*zip((BEFORE, *RUNNING, AFTER), cycle(KINDS), strict=False)]
+)
 def test_an_owner_that_is_killed_leaves_all_or_nothing(point, other):
     retry = entry_point(paying, mode=Atomic(claim=other))
     with stopping(point, mode=Atomic(claim="lock")) as owner:
@@ -37,7 +58,9 @@ def test_an_owner_that_is_killed_leaves_all_or_nothing(point, other):
             assert retry().status_code == 409
             assert retry(body=OTHER_BODY).status_code == 422
         owner.kill()
-        answer = eventually(lambda: completed(retry()))  # once the database sees that it is gone
+        answer = eventually(
+            lambda: completed(retry())
+        )  # once the database sees that it is gone
     assert (is_replay(answer), effects(), record().attempts) == (point == AFTER, 1, 1)
 
 
@@ -85,7 +108,9 @@ def test_who_asks_of_another_request_does_not_take_its_own_for_one(other_thread)
 
     with owner.cursor() as cursor:
         cursor.execute("BEGIN")
-        cursor.execute(MEET, [1, op.id, op.id])  # the locks of another request, and of the key
+        cursor.execute(
+            MEET, [1, op.id, op.id]
+        )  # the locks of another request, and of the key
         with just_before(r"\s*SELECT EXISTS", come):
             outcome = engine.claim(op, policy.by_record)  # by waiting for a moment
     owner.close()

@@ -48,7 +48,11 @@ RELEASED = {
     "raises BadRequest": raises(BadRequest()),
     "raises in an inner block": fails_within(Http404()),
 }
-STORED = {"returns 402": returns(402), "returns 409": returns(409), "returns 201": returns(201)}
+STORED = {
+    "returns 402": returns(402),
+    "returns 409": returns(409),
+    "returns 201": returns(201),
+}
 
 
 def function(act):
@@ -69,17 +73,26 @@ def class_based(act):
 
 ENTRY_POINTS = {
     "@idempotent on a function": lambda act: idempotent(function(act)),
-    "@idempotent on a class": lambda act: idempotent(class_based(act).view_class).as_view(),
+    "@idempotent on a class": lambda act: idempotent(
+        class_based(act).view_class
+    ).as_view(),
     "middleware, function": function,
     "middleware, class": class_based,
-    "non_atomic_requests": lambda act: idempotent(transaction.non_atomic_requests(function(act))),
+    "non_atomic_requests": lambda act: idempotent(
+        transaction.non_atomic_requests(function(act))
+    ),
 }
 BY_LOCK = pytest.param(
-    lambda act: idempotent(mode=Atomic(claim="lock"))(function(act)), id="by lock", marks=pytest.mark.postgresql
+    lambda act: idempotent(mode=Atomic(claim="lock"))(function(act)),
+    id="by lock",
+    marks=pytest.mark.postgresql,
 )
 
 
-@pytest.mark.parametrize("protected", [*(pytest.param(each, id=id) for id, each in ENTRY_POINTS.items()), BY_LOCK])
+@pytest.mark.parametrize(
+    "protected",
+    [*(pytest.param(each, id=id) for id, each in ENTRY_POINTS.items()), BY_LOCK],
+)
 @pytest.mark.parametrize("act", (RELEASED | STORED).values(), ids=RELEASED | STORED)
 def test_l13_a_plain_views_writes_stand_or_fall_as_without_a_key(call, protected, act):
     assert_neutral(call, protected(act))
@@ -87,7 +100,10 @@ def test_l13_a_plain_views_writes_stand_or_fall_as_without_a_key(call, protected
 
 def assert_neutral(call, view):
     plain = call(view, key=None)
-    kept, references = effects(), set(LedgerEntry.objects.values_list("reference", flat=True))
+    kept, references = (
+        effects(),
+        set(LedgerEntry.objects.values_list("reference", flat=True)),
+    )
     LedgerEntry.objects.all().delete()
     keyed = call(view)
     assert (keyed.status_code, effects()) == (plain.status_code, kept)
@@ -102,7 +118,15 @@ def assert_neutral(call, view):
 @pytest.mark.parametrize("by", ["mixin", "middleware"])
 @pytest.mark.parametrize(
     "name",
-    ["ValidationError", "NotFound", "Throttled", "Http404", "Conflict", "returned", "none"],
+    [
+        "ValidationError",
+        "NotFound",
+        "Throttled",
+        "Http404",
+        "Conflict",
+        "returned",
+        "none",
+    ],
 )
 def test_l13_drf_writes_stand_or_fall_as_without_a_key(call, by, name, non_atomic):
     assert_neutral(call, rest_framework_view(name, by, non_atomic))
@@ -141,8 +165,12 @@ def rest_framework_view(name, by, non_atomic):
 
 @pytest.mark.drf
 def test_l13_an_exception_handler_may_keep_the_writes(call, settings):
-    settings.REST_FRAMEWORK = settings.REST_FRAMEWORK | {"EXCEPTION_HANDLER": f"{__name__}.keeping_handler"}
-    assert_neutral(call, rest_framework_view("ValidationError", "mixin", non_atomic=False))
+    settings.REST_FRAMEWORK = settings.REST_FRAMEWORK | {
+        "EXCEPTION_HANDLER": f"{__name__}.keeping_handler"
+    }
+    assert_neutral(
+        call, rest_framework_view("ValidationError", "mixin", non_atomic=False)
+    )
     assert effects() == 2
 
 
@@ -164,7 +192,9 @@ def test_l13_a_failed_transaction_keeps_the_response_only(payer, status):
 
     assert entry_point(view)().status_code == status
     assert paid() == 0
-    assert entry_point(view)().headers.get("Idempotent-Replayed") == (None if status == 422 else "true")
+    assert entry_point(view)().headers.get("Idempotent-Replayed") == (
+        None if status == 422 else "true"
+    )
 
 
 @pytest.mark.parametrize("act", RELEASED.values(), ids=RELEASED)
@@ -188,7 +218,10 @@ def test_the_record_is_removed_in_the_transaction_of_the_writes(call):
     with sent_statements() as statements:
         call(idempotent(function(returns(422))))
     release, commit = statements.round_trips[-1]
-    assert ("DELETE FROM django_idempotency_record" in release, commit) == (True, "COMMIT")
+    assert ("DELETE FROM django_idempotency_record" in release, commit) == (
+        True,
+        "COMMIT",
+    )
     assert statements.transaction == ["BEGIN", "COMMIT"]
     assert statements.on('INSERT INTO "testproject')
 

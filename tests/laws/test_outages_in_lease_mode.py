@@ -41,7 +41,11 @@ def behind(proxy: Proxy) -> Iterator[psycopg.Connection]:
     """A connection for the test, past the proxy."""
     host, port = proxy.upstream
     settings = connection.settings_dict
-    given = {"dbname": settings["NAME"], "user": settings["USER"], "password": settings["PASSWORD"]}
+    given = {
+        "dbname": settings["NAME"],
+        "user": settings["USER"],
+        "password": settings["PASSWORD"],
+    }
     with psycopg.connect(host=host, port=port, autocommit=True, **given) as direct:
         yield direct
 
@@ -52,7 +56,9 @@ def until_its_lease_has_run_out(direct: psycopg.Connection) -> None:
 
 def retried(view: Gate, **lease: Any) -> set[int]:
     """What a storm of retries gets at once."""
-    return {answer.status_code for answer in in_threads(4, lambda _: ask(view, **lease))}
+    return {
+        answer.status_code for answer in in_threads(4, lambda _: ask(view, **lease))
+    }
 
 
 def ask(view: Gate, **lease: Any) -> Any:
@@ -87,7 +93,9 @@ def test_a_finished_run_is_stored_before_another_begins(proxy, on_crash):
         until_its_lease_has_run_out(direct)
         proxy.come_back()
         assert 409 in retried(view, on_crash=on_crash) or is_replay(ask(view))
-    replayed = eventually(lambda: is_replay(retry := ask(view, on_crash=on_crash)) and retry)
+    replayed = eventually(
+        lambda: is_replay(retry := ask(view, on_crash=on_crash)) and retry
+    )
     assert (replayed.content, effects()) == (answer.result().content, 1)
 
 
@@ -98,7 +106,11 @@ def test_the_reaper_leaves_a_live_owner_its_lease(proxy):
         until_its_lease_has_run_out(direct)
         proxy.come_back()
         reaped = in_threads(1, lambda _: maintenance.reap())[0]
-    assert (reaped.done["failed"], answer.result().status_code, effects()) == (0, 201, 1)
+    assert (reaped.done["failed"], answer.result().status_code, effects()) == (
+        0,
+        201,
+        1,
+    )
 
 
 def test_an_outage_during_the_time_that_owners_have_begins_it_anew(proxy):

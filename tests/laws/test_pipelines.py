@@ -23,13 +23,19 @@ from tests.support.threads import in_threads, locked
 from tests.support.views_of_laws import completed
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.not_on_citus,
+    pytest.mark.usefixtures("payer"),
+]
 
 of_both_kinds = pytest.mark.parametrize("kind", ["lock", "record"])
 AT_COMMIT = [cut for cut in Cut if "COMMIT" in cut.name]
 AT_BEGIN = [cut for cut in Cut if "BEGIN" in cut.name]
 COMMITTED = (Moment.AFTER, Moment.UNSYNCED, Moment.CRASHED)
-prepared_or_not = pytest.mark.parametrize("earlier", ["", "abcd"], ids=["unprepared", "prepared"])
+prepared_or_not = pytest.mark.parametrize(
+    "earlier", ["", "abcd"], ids=["unprepared", "prepared"]
+)
 
 
 def warm_up(keys, kind):
@@ -55,7 +61,9 @@ def test_the_end_takes_place_as_a_whole_or_not_at_all(proxy, kind, earlier, cut)
     first = entry_point(view, mode=Atomic(claim=kind))()
     assert (first.status_code, is_replay(first)) == (201 if committed else 503, False)
     assert (effects(), len(hooks), proxy.cuts) == (committed, committed, 1)
-    again = eventually(lambda: completed(entry_point(paying, mode=Atomic(claim=kind))()))
+    again = eventually(
+        lambda: completed(entry_point(paying, mode=Atomic(claim=kind))())
+    )
     assert (is_replay(again), effects(), record().status) == (committed, 1, "completed")
 
 
@@ -69,7 +77,11 @@ def test_the_begin_of_a_run_may_be_cut_anywhere(proxy, kind, earlier, cut):
     assert first.status_code in ((201, 409) if kind == "lock" else (503,))
     assert proxy.cuts == 1
     assert (
-        eventually(lambda: completed(entry_point(paying, mode=Atomic(claim=kind, takeover_grace=0))())).status_code
+        eventually(
+            lambda: completed(
+                entry_point(paying, mode=Atomic(claim=kind, takeover_grace=0))()
+            )
+        ).status_code
         == 201
     )
     assert effects() == 1
@@ -83,10 +95,16 @@ def test_messages_end_as_requests_do(proxy, kind, cut):
             proxy.cut = cut
         return paying(None).content.decode()
 
-    policy = Policy(mode=Atomic(claim="record" if kind == "batch" else kind, takeover_grace=0))
+    policy = Policy(
+        mode=Atomic(claim="record" if kind == "batch" else kind, takeover_grace=0)
+    )
     consumer = Consumer("c", handle, policy=policy)
     messages = [Message("queue", id, b"{}") for id in ("first", "last")]
-    consume = consumer.consume_many if kind == "batch" else lambda batch: [*map(consumer.consume, batch)]
+    consume = (
+        consumer.consume_many
+        if kind == "batch"
+        else lambda batch: [*map(consumer.consume, batch)]
+    )
     consume(messages)
     assert proxy.cuts == 1
     eventually(lambda: all(isinstance(delivery, Ack) for delivery in consume(messages)))
@@ -118,7 +136,9 @@ def outcome_of(ask):
 
 
 @of_both_kinds
-@pytest.mark.parametrize("sqlstate", ["23505", "22012", "2201F", "26000", "0A000", "23514", "40001", "XX000"])
+@pytest.mark.parametrize(
+    "sqlstate", ["23505", "22012", "2201F", "26000", "0A000", "23514", "40001", "XX000"]
+)
 def test_an_error_of_commit_is_not_taken_for_one_of_the_write(kind, sqlstate):
     """Whatever its code, and with the same outcome as where the statements go one by one."""
 
@@ -150,12 +170,20 @@ def test_a_cancelled_commit_is_no_success(kind):
     with at_commit("PERFORM pg_sleep(20)"), ThreadPoolExecutor(1) as pool:
         assert entry_point(view, mode=Atomic(claim=kind))().status_code == 503
     assert effects() == 0
-    assert eventually(lambda: completed(entry_point(paying, mode=Atomic(claim=kind))())).status_code == 201
+    assert (
+        eventually(
+            lambda: completed(entry_point(paying, mode=Atomic(claim=kind))())
+        ).status_code
+        == 201
+    )
 
 
 def test_a_statement_timeout_in_the_write_commits_nothing(other_thread):
     def view(request):
-        for statement in ("BEGIN", "LOCK TABLE django_idempotency_record IN SHARE MODE"):
+        for statement in (
+            "BEGIN",
+            "LOCK TABLE django_idempotency_record IN SHARE MODE",
+        ):
             other_thread(run_sql, statement)
         run_sql("SET LOCAL statement_timeout = '100ms'")
         return paying(request)
@@ -252,7 +280,9 @@ def test_other_threads_run_while_a_statement_is_waited_for():
 
 @pytest.mark.pgbouncer
 @of_both_kinds
-def test_behind_a_pooler_round_trips_are_as_few_and_nothing_is_prepared(pgbouncer, monkeypatch, kind):
+def test_behind_a_pooler_round_trips_are_as_few_and_nothing_is_prepared(
+    pgbouncer, monkeypatch, kind
+):
     address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))
     connection.close()
     with monkeypatch.context() as patch:
@@ -261,12 +291,21 @@ def test_behind_a_pooler_round_trips_are_as_few_and_nothing_is_prepared(pgbounce
         for key in "abcd":
             assert entry_point(paying, mode=Atomic(claim=kind))(key).status_code == 201
         with sent_statements() as sent:
-            assert entry_point(lambda request: paying(request), mode=Atomic(claim=kind))().status_code == 201
+            assert (
+                entry_point(
+                    lambda request: paying(request), mode=Atomic(claim=kind)
+                )().status_code
+                == 201
+            )
         assert is_replay(entry_point(paying, mode=Atomic(claim=kind))())
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_prepared_statements")
             assert cursor.fetchone() == (0,)
         connection.close()
-    ours = [together for together in sent.round_trips if "django_idempotency" in " ".join(together)]
+    ours = [
+        together
+        for together in sent.round_trips
+        if "django_idempotency" in " ".join(together)
+    ]
     assert len(ours) == {"lock": 2, "record": 3}[kind]
     assert effects() == 5

@@ -86,13 +86,18 @@ def effects(reference: str) -> list[int]:
     counts = []
     for alias in TENANTS:
         with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM effect WHERE reference = %s", [reference])
+            cursor.execute(
+                "SELECT count(*) FROM effect WHERE reference = %s", [reference]
+            )
             counts.append(cursor.fetchone()[0])
     return counts
 
 
 def records(**wanted: Any) -> list[int]:
-    return [IdempotencyRecord.objects.using(alias).filter(**wanted).count() for alias in TENANTS]
+    return [
+        IdempotencyRecord.objects.using(alias).filter(**wanted).count()
+        for alias in TENANTS
+    ]
 
 
 def paying(request: Any) -> HttpResponse:
@@ -108,11 +113,15 @@ def test_each_tenants_records_and_effects_are_in_its_own_database(mode, referenc
         first, again = pay(reference), pay(reference)
         assert (first.content, is_replay(first)) == (alias.encode(), False)
         assert (again.content, is_replay(again)) == (alias.encode(), True)
-    assert effects(reference) == records(key=reference, status=Status.COMPLETED) == [1, 1]
+    assert (
+        effects(reference) == records(key=reference, status=Status.COMPLETED) == [1, 1]
+    )
 
 
 @pytest.mark.parametrize("mode", KINDS)
-def test_a_run_ends_in_the_database_of_its_claim_though_the_router_chooses_another(mode, reference):
+def test_a_run_ends_in_the_database_of_its_claim_though_the_router_chooses_another(
+    mode, reference
+):
     def view(request: Any) -> HttpResponse:
         tenant.set("globex")
         request.idempotency.renew()
@@ -120,41 +129,66 @@ def test_a_run_ends_in_the_database_of_its_claim_though_the_router_chooses_anoth
 
     pay = entry_point(view, mode=mode)
     assert pay(reference).content == b"acme"
-    assert effects(reference) == records(key=reference, status=Status.COMPLETED) == [1, 0]
+    assert (
+        effects(reference) == records(key=reference, status=Status.COMPLETED) == [1, 0]
+    )
     tenant.set("acme")
     assert is_replay(pay(reference))
 
 
 @pytest.mark.parametrize("mode", KINDS)
-def test_a_run_keeps_its_database_however_often_the_router_changes_its_choice(mode, reference, settings):
+def test_a_run_keeps_its_database_however_often_the_router_changes_its_choice(
+    mode, reference, settings
+):
     settings.DATABASE_ROUTERS = [Fickle()]
     assert entry_point(paying, mode=mode)(reference).status_code == 201
     assert sorted(effects(reference)) == [0, 1]
-    assert effects(reference) == records(key=reference) == records(key=reference, status=Status.COMPLETED)
+    assert (
+        effects(reference)
+        == records(key=reference)
+        == records(key=reference, status=Status.COMPLETED)
+    )
 
 
-def test_an_owner_that_lost_its_claim_gets_the_response_from_the_database_of_its_claim(reference):
+def test_an_owner_that_lost_its_claim_gets_the_response_from_the_database_of_its_claim(
+    reference,
+):
     ended = {"token": None, "locked_at": None, "locked_until": None}
-    response = {"status": Status.COMPLETED, "response_status": 202, "response_headers": [], "response_body": b"theirs"}
+    response = {
+        "status": Status.COMPLETED,
+        "response_status": 202,
+        "response_headers": [],
+        "response_body": b"theirs",
+    }
 
     def view(request: Any) -> HttpResponse:
-        IdempotencyRecord.objects.using("acme").filter(key=reference).update(**ended, **response)
+        IdempotencyRecord.objects.using("acme").filter(key=reference).update(
+            **ended, **response
+        )
         tenant.set("globex")
         return HttpResponse("ours")
 
     answer = entry_point(view, mode="lease")(reference)
-    assert (answer.status_code, answer.content, is_replay(answer)) == (202, b"theirs", True)
+    assert (answer.status_code, answer.content, is_replay(answer)) == (
+        202,
+        b"theirs",
+        True,
+    )
 
 
 @pytest.mark.postgresql
-def test_a_batch_is_claimed_and_run_in_one_database_however_often_the_router_changes_its_choice(settings):
+def test_a_batch_is_claimed_and_run_in_one_database_however_often_the_router_changes_its_choice(
+    settings,
+):
     def handle(message: Message, context: Any) -> None:
         pay_into(context.database, message.id)
 
     settings.DATABASE_ROUTERS = [Fickle()]
     consumer = Consumer("payments", handle)
     ids = [uuid4().hex for _ in range(4)]
-    deliveries = consumer.consume_many([Message("queue", id) for id in ids], in_order=True)
+    deliveries = consumer.consume_many(
+        [Message("queue", id) for id in ids], in_order=True
+    )
     assert {type(delivery) for delivery in deliveries} == {Done}
     for id in ids:
         assert sorted(effects(id)) == [0, 1]

@@ -27,7 +27,9 @@ def charge(server, reference, **options):
 def charge_and_hang_up(server, reference, simulate):
     """The client sends all of it, and is gone before the answer."""
     headers = (f'Idempotency-Key: "{reference}"', f"X-Simulate: {json.dumps(simulate)}")
-    with server.sent(PATH, json.dumps(payment(reference)).encode(), *map(str.encode, headers)):
+    with server.sent(
+        PATH, json.dumps(payment(reference)).encode(), *map(str.encode, headers)
+    ):
         pass
 
 
@@ -36,7 +38,10 @@ def test_retry_after_a_lost_response_is_replayed(server, reference):
     charge_and_hang_up(server, reference, simulate={"delay_ms": 50})
     eventually(lambda: server.ledger(reference))
     retried = charge(server, reference)
-    assert (retried.status_code, retried.headers["Idempotent-Replayed"]) == (201, "true")
+    assert (retried.status_code, retried.headers["Idempotent-Replayed"]) == (
+        201,
+        "true",
+    )
     assert retried.json()["amount"] == 5
     assert server.ledger(reference) == 1
 
@@ -48,13 +53,18 @@ def test_two_at_once_409_for_the_second(server):
     first, second = sorted(answers, key=lambda answer: answer.status_code)
     assert (first.status_code, second.status_code) == (201, 409)
     assert second.headers["Retry-After"] in ("1", "2")
-    assert (second.json()["code"], second.json()["retryable"]) == ("idempotency_key_in_use", True)
+    assert (second.json()["code"], second.json()["retryable"]) == (
+        "idempotency_key_in_use",
+        True,
+    )
     assert server.ledger(reference) == 1
 
 
 def at_once(server, reference):
     """Two answers to requests that overlapped; a replay shows that on this occasion they did not."""
-    answers = in_threads(2, lambda _: charge(server, reference, simulate={"delay_ms": 300}))
+    answers = in_threads(
+        2, lambda _: charge(server, reference, simulate={"delay_ms": 300})
+    )
     overlapped = not any("Idempotent-Replayed" in answer.headers for answer in answers)
     return (answers, reference) if overlapped else None
 
@@ -78,7 +88,9 @@ def test_message_redelivered_after_completion_is_acknowledged(mode):
         handled, result = consumer.says()
         consumer.kill()  # before it could acknowledge
     assert handled == "Done"
-    assert consume(Message(SCOPE, "k", BODY), never, policy=Policy(mode=mode)) == AlreadyDone(result)
+    assert consume(
+        Message(SCOPE, "k", BODY), never, policy=Policy(mode=mode)
+    ) == AlreadyDone(result)
     assert effects() == 1
 
 
@@ -90,7 +102,9 @@ def test_message_redelivered_after_a_handler_crash_is_handled():
         assert consumer.says() == AFTER_EFFECT
         consumer.kill()
     assert effects() == 0
-    redelivered = eventually(lambda: acknowledged(consume(Message(SCOPE, "k", BODY), lambda *_: "handled")))
+    redelivered = eventually(
+        lambda: acknowledged(consume(Message(SCOPE, "k", BODY), lambda *_: "handled"))
+    )
     assert redelivered == Done("handled")
 
 

@@ -39,7 +39,9 @@ def by_django_tenants(alias: str) -> None:
 SWITCHES = [
     pytest.param(("django.db.backends.postgresql", by_search_path), id="search_path"),
     pytest.param(
-        ("django_tenants.postgresql_backend", by_django_tenants), id="django-tenants", marks=pytest.mark.django_tenants
+        ("django_tenants.postgresql_backend", by_django_tenants),
+        id="django-tenants",
+        marks=pytest.mark.django_tenants,
     ),
 ]
 
@@ -50,17 +52,23 @@ def tenants(request, payer) -> Iterator[Any]:
     engine, switch = request.param
     with connection.cursor() as cursor:
         cursor.execute(f'CREATE SCHEMA "{TENANT}"')
-        cursor.execute(f'CREATE TABLE "{TENANT}".{TABLE} (LIKE public.{TABLE} INCLUDING ALL)')
+        cursor.execute(
+            f'CREATE TABLE "{TENANT}".{TABLE} (LIKE public.{TABLE} INCLUDING ALL)'
+        )
     with another_alias("tenants", ENGINE=engine, CONN_MAX_AGE=None) as alias:
         yield alias, switch
     with connection.cursor() as cursor:
         cursor.execute(f'DROP SCHEMA "{TENANT}" CASCADE')
 
 
-def test_tenants_with_a_schema_each_have_the_locks_of_their_claims_to_themselves(tenants):
+def test_tenants_with_a_schema_each_have_the_locks_of_their_claims_to_themselves(
+    tenants,
+):
     alias, switch = tenants
     policy = {"mode": Atomic(claim="lock"), "using": alias}
-    entry_point(answering, **policy)("opened")  # this session has the function planned for the other schema
+    entry_point(answering, **policy)(
+        "opened"
+    )  # this session has the function planned for the other schema
     switch(alias)
     with Gate().running(mode=Atomic(claim="lock")):
         assert entry_point(answering, **policy)(body=b"{}").status_code == 201
@@ -108,7 +116,10 @@ def test_a_lease_is_renewed_in_the_schema_of_its_claim(tenants):
         eventually(lambda: row("locked_until") > before, within=LEASE * 3)
         alias, switch = tenants
         switch(alias)
-        assert entry_point(never, mode=Lease(seconds=LEASE), using=alias)().status_code == 409
+        assert (
+            entry_point(never, mode=Lease(seconds=LEASE), using=alias)().status_code
+            == 409
+        )
 
 
 def test_a_late_completion_goes_to_the_schema_of_its_claim(proxy, tenants):

@@ -26,13 +26,20 @@ def test_a_scheduled_run_is_over_before_the_next_begins(entry):
     """The message does not outlive ``expires``, nor the run ``time_limit``: so they can't overlap."""
     limits = entry["options"]
     assert limits["expires"] + limits["time_limit"] <= entry["schedule"]
-    assert entry["kwargs"]["max_seconds"] < limits["soft_time_limit"] < limits["time_limit"]
+    assert (
+        entry["kwargs"]["max_seconds"]
+        < limits["soft_time_limit"]
+        < limits["time_limit"]
+    )
 
 
 def test_the_tasks_take_what_their_schedule_gives_do_the_work_and_return_json():
     app.loader.import_default_modules()
     work_for_all()
-    results = {name: app.tasks[entry["task"]].apply(kwargs=entry["kwargs"]).get() for name, entry in ENTRIES.items()}
+    results = {
+        name: app.tasks[entry["task"]].apply(kwargs=entry["kwargs"]).get()
+        for name, entry in ENTRIES.items()
+    }
     assert {name: result["done"] for name, result in results.items()} == {
         "idempotency-reap": {"failed": 1, "on_hold": 0},
         "idempotency-cleanup": {"deleted": 1},
@@ -47,7 +54,9 @@ def test_a_pass_that_an_app_registers_later_is_a_task_too(monkeypatch):
     monkeypatch.setattr(passes.PASSES, "_items", [*passes.PASSES])
     passes.register(replace(passes.CLEANUP, name="later"))
     done("due")
-    assert app.tasks["django_idempotency.later"](max_seconds=1)["done"] == {"deleted": 1}
+    assert app.tasks["django_idempotency.later"](max_seconds=1)["done"] == {
+        "deleted": 1
+    }
 
 
 def test_the_schedule_can_be_imported_by_the_settings():

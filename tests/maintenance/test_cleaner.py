@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.maintenance import Refusal, allow_retry, cleanup, drop_bodies, reap
+from django_idempotency.maintenance import (
+    Refusal,
+    allow_retry,
+    cleanup,
+    drop_bodies,
+    reap,
+)
 from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.stores.database import ahead
 from tests.support.callers import entry_point, is_replay, paying, record, row, shift
-from tests.support.maintained import DAY, HOLD, HOUR, dead, done, fill, keys, one_batch, row_locks, sums
+from tests.support.maintained import (
+    DAY,
+    HOLD,
+    HOUR,
+    dead,
+    done,
+    fill,
+    keys,
+    one_batch,
+    row_locks,
+    sums,
+)
 from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -47,7 +64,9 @@ def test_cleanup_goes_by_batches_oldest_first():
     assert (first.rows, first.finished) == (4, False)
     assert 995 <= first.lag <= 1010
     assert keys() == {f"k{number}" for number in range(4, 10)}
-    assert [(swept.rows, swept.finished) for swept in sums(cleanup, batch=4, pause=0)] == [(4, False), (6, True)]
+    assert [
+        (swept.rows, swept.finished) for swept in sums(cleanup, batch=4, pause=0)
+    ] == [(4, False), (6, True)]
     assert stats()["lag"] == 0
 
 
@@ -60,14 +79,22 @@ def test_a_cleanup_pauses_between_batches(settings):
 def test_each_batch_is_a_transaction_of_its_own(other_thread):
     fill(4, purge_at=-1000)
     left = []
-    cleanup(batch=2, pause=0, go_on=lambda _swept: left.append(other_thread(IdempotencyRecord.objects.count)) or True)
+    cleanup(
+        batch=2,
+        pause=0,
+        go_on=lambda _swept: (
+            left.append(other_thread(IdempotencyRecord.objects.count)) or True
+        ),
+    )
     assert left == [2, 0]
 
 
 @row_locks
 def test_two_at_once_delete_everything_once():
     fill(100, purge_at=-1000)
-    deleted = sum(one.rows for one in in_threads(3, lambda _: cleanup(batch=7, pause=0)))
+    deleted = sum(
+        one.rows for one in in_threads(3, lambda _: cleanup(batch=7, pause=0))
+    )
     # On MariaDB one can pass over a row that another has locked and, as a deadlock's victim, lets go again.
     assert 93 < deleted <= 100
     assert deleted + cleanup().rows == 100

@@ -44,20 +44,35 @@ def without_rights():
 
 @pytest.mark.row_locks  # SQLite has neither a server nor rights
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.postgresql if "partitions" in name else ()) for name in COMMANDS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.postgresql if "partitions" in name else ())
+        for name in COMMANDS
+    ],
 )
-def test_an_unavailable_database_ends_a_command_with_one_line(transactional_db, capsys, name):
+def test_an_unavailable_database_ends_a_command_with_one_line(
+    transactional_db, capsys, name
+):
     with another_alias("away", HOST="127.0.0.1", PORT=str(free_port())):
         error = told(capsys, name, "--database=away")
-    assert str(error).startswith("The database or store failed, or can't be reached: OperationalError")
+    assert str(error).startswith(
+        "The database or store failed, or can't be reached: OperationalError"
+    )
     assert (error.returncode, "\n" in str(error)) == (1, False)
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "idempotency_partitions"])
-def test_a_missing_privilege_ends_a_command_with_one_line(transactional_db, capsys, name):
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name != "idempotency_partitions"]
+)
+def test_a_missing_privilege_ends_a_command_with_one_line(
+    transactional_db, capsys, name
+):
     with without_rights():
-        assert str(told(capsys, name)) == "The database or store failed, or can't be reached: ProgrammingError 42501"
+        assert (
+            str(told(capsys, name))
+            == "The database or store failed, or can't be reached: ProgrammingError 42501"
+        )
 
 
 class Unfit:
@@ -75,15 +90,23 @@ class Unfit:
 @pytest.mark.row_locks
 def test_a_consumer_without_its_database_ends_in_a_line(transactional_db, monkeypatch):
     monkeypatch.setattr(idempotency_consume, "runner_at", lambda _path: Unfit())
-    line = r"^The database or store failed, or can't be reached: OperationalError[^\n]*$"
-    with another_alias("away", HOST="127.0.0.1", PORT=str(free_port())), pytest.raises(CommandError, match=line):
+    line = (
+        r"^The database or store failed, or can't be reached: OperationalError[^\n]*$"
+    )
+    with (
+        another_alias("away", HOST="127.0.0.1", PORT=str(free_port())),
+        pytest.raises(CommandError, match=line),
+    ):
         call_command("idempotency_consume", "shop.consumers.receipts")
 
 
 @pytest.mark.row_locks
 def test_a_check_of_an_unavailable_database_exits_with_3(transactional_db, capsys):
     with another_alias("away", HOST="127.0.0.1", PORT=str(free_port())):
-        assert told(capsys, "idempotency_stats", "--database=away", "--check").returncode == 3
+        assert (
+            told(capsys, "idempotency_stats", "--database=away", "--check").returncode
+            == 3
+        )
 
 
 def test_an_id_that_nothing_has_is_no_error_of_the_database(transactional_db, capsys):

@@ -42,28 +42,39 @@ def test_reap_frees_and_holds_and_says_how_many():
     dead("retry")
     dead("hold", **HOLD)
     facts = facts_of("idempotency_reap")
-    assert (facts["done"], facts["bad"], facts["finished"]) == ({"failed": 1, "on_hold": 1}, {}, True)
+    assert (facts["done"], facts["bad"], facts["finished"]) == (
+        {"failed": 1, "on_hold": 1},
+        {},
+        True,
+    )
 
 
 def test_reap_takes_its_options():
     for number in range(3):
         dead(f"k{number}")
     assert facts_of("idempotency_reap", "--older-than=7200")["done"]["failed"] == 0
-    assert facts_of("idempotency_reap", "--batch=1", "--max-seconds=0")["done"]["failed"] == 1
+    assert (
+        facts_of("idempotency_reap", "--batch=1", "--max-seconds=0")["done"]["failed"]
+        == 1
+    )
 
 
 @pytest.mark.postgresql
 def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
     dead()
     times = "locked_at = '1000-01-01', expires_at = '294276-01-01', purge_at = '294276-01-01'"
-    with connection.cursor() as cursor:  # to keep it for as long again is beyond the end of PostgreSQL's calendar
+    with (
+        connection.cursor() as cursor
+    ):  # to keep it for as long again is beyond the end of PostgreSQL's calendar
         cursor.execute(f"UPDATE django_idempotency_record SET {times}")
     with pytest.raises(SystemExit) as ended:
         call_command("idempotency_reap")
     assert ended.value.code == 1
     printed = capsys.readouterr()
     assert "could not be written: 1" in printed.out
-    assert str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
+    assert (
+        str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
+    )
 
 
 def test_cleanup_deletes_and_says_how_far_behind_it_is():
@@ -78,7 +89,9 @@ def test_cleanup_deletes_and_says_how_far_behind_it_is():
 
 def test_cleanup_of_bodies_leaves_the_record():
     done(purge_at=HOUR)
-    assert facts_of("idempotency_cleanup", "--bodies", "--dry-run")["done"] == {"dropped": 1}
+    assert facts_of("idempotency_cleanup", "--bodies", "--dry-run")["done"] == {
+        "dropped": 1
+    }
     assert facts_of("idempotency_cleanup", "--bodies")["done"] == {"dropped": 1}
     assert record().response_body is None
 
@@ -91,8 +104,16 @@ def test_stats_as_json():
     happen("shop.views.pay", claimed=3, replayed=1)
     happen("shop.views.pay", hours=5, in_flight=4)
     facts = facts_of("idempotency_stats")
-    assert (facts["pending"], facts["stuck"], facts["on_hold"], facts["due"]) == (1, 1, 1, 1)
-    assert (facts["last_hour"]["requests"], facts["last_hour"]["deduplicated"]) == (4, 0.25)
+    assert (facts["pending"], facts["stuck"], facts["on_hold"], facts["due"]) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    assert (facts["last_hour"]["requests"], facts["last_hour"]["deduplicated"]) == (
+        4,
+        0.25,
+    )
     assert (facts["last_day"]["requests"], facts["last_day"]["conflicts"]) == (8, 4)
     assert facts["views"] == {"shop.views.pay": facts["last_day"]}
 
@@ -125,7 +146,10 @@ def checked(capsys, *arguments):
 
 
 def test_a_check_says_that_nothing_lasts_too_long(capsys):
-    assert checked(capsys) == (0, "OK: stuck for 0 s, on hold for 0 s, behind for 0 s.\n")
+    assert checked(capsys) == (
+        0,
+        "OK: stuck for 0 s, on hold for 0 s, behind for 0 s.\n",
+    )
 
 
 def held_since(lasts):
@@ -137,9 +161,19 @@ def held_since(lasts):
 @pytest.mark.parametrize(
     ("make", "lasts", "limit", "name"),
     [
-        (lambda lasts: (dead(), shift(locked_until=-lasts)), 15 * 60, "--stuck-for", "stuck"),
+        (
+            lambda lasts: (dead(), shift(locked_until=-lasts)),
+            15 * 60,
+            "--stuck-for",
+            "stuck",
+        ),
         (held_since, HOUR, "--on-hold-for", "on_hold"),
-        (lambda lasts: done(purge_at=-lasts, expires_at=-lasts), HOUR, "--behind-for", "behind"),
+        (
+            lambda lasts: done(purge_at=-lasts, expires_at=-lasts),
+            HOUR,
+            "--behind-for",
+            "behind",
+        ),
     ],
     ids=["stuck", "on_hold", "behind"],
 )
@@ -205,11 +239,15 @@ MANY = 90  # half a minute's work
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"]
+)
 def test_a_signal_ends_a_cleanup_after_its_batch_with_a_report(number):
     fill(MANY, purge_at=-HOUR)
     ours, theirs = pty.openpty()
-    with running("idempotency_cleanup", "--batch=1", "--pause=0.3", "--json", stderr=theirs) as process:
+    with running(
+        "idempotency_cleanup", "--batch=1", "--pause=0.3", "--json", stderr=theirs
+    ) as process:
         os.close(theirs)
         progress = ""
         while "Deleted: 2" not in progress:

@@ -30,8 +30,25 @@ from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
 from django_idempotency.values.policy import Lease, Policy
 from django_idempotency.values.scopes import is_own, user_scope
-from tests.support.callers import SCOPE, claim, effects, entry_point, heard, is_replay, paying, record, row, shift
-from tests.support.maintained import HOLD, HOUR, renewed_before_the_update, row_locks, settled
+from tests.support.callers import (
+    SCOPE,
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    paying,
+    record,
+    row,
+    shift,
+)
+from tests.support.maintained import (
+    HOLD,
+    HOUR,
+    renewed_before_the_update,
+    row_locks,
+    settled,
+)
 from tests.support.threads import in_threads, just_before
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -88,11 +105,16 @@ def done(outcome):
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AHEAD, AGO = NOW + timedelta(minutes=1), NOW - timedelta(minutes=1)
-LONG_AGO = NOW - timedelta(minutes=2)  # when it was claimed: a lease that expired ends there
+LONG_AGO = NOW - timedelta(
+    minutes=2
+)  # when it was claimed: a lease that expired ends there
 RECORDS = {
     "live": {"status": Status.PROCESSING, "locked_until": AHEAD},
     "its lease lapses now": {"status": Status.PROCESSING, "locked_until": NOW},
-    "its lease lapsed": {"status": Status.PROCESSING, "locked_until": AGO},  # the store may have been away
+    "its lease lapsed": {
+        "status": Status.PROCESSING,
+        "locked_until": AGO,
+    },  # the store may have been away
     "started": {"status": Status.STARTED, "locked_until": AHEAD},
     "dead": {"status": Status.PROCESSING, "locked_until": LONG_AGO},
     "dead before it began": {"status": Status.STARTED, "locked_until": LONG_AGO},
@@ -112,15 +134,23 @@ OBJECTIONS = {
     "atomic": {Act.EXTEND: Refusal.NO_LEASE},
     "on_hold": {Act.EXTEND: Refusal.ENDED},
     "free to retry": {Act.ALLOW_RETRY: Refusal.FREE, Act.EXTEND: Refusal.ENDED},
-    "failed for good": dict.fromkeys(ENDING, Refusal.HAS_RESPONSE) | {Act.EXTEND: Refusal.ENDED},
-    "completed": dict.fromkeys(ENDING, Refusal.HAS_RESPONSE) | {Act.EXTEND: Refusal.ENDED},
+    "failed for good": dict.fromkeys(ENDING, Refusal.HAS_RESPONSE)
+    | {Act.EXTEND: Refusal.ENDED},
+    "completed": dict.fromkeys(ENDING, Refusal.HAS_RESPONSE)
+    | {Act.EXTEND: Refusal.ENDED},
 }
 
 
 @pytest.mark.parametrize("act", Act)
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_state_of_a_record_decides_which_actions_are_refused(name, act):
-    plain = {"mode": "lease", "on_hold": False, "response_status": None, "locked_at": LONG_AGO, "locked_until": None}
+    plain = {
+        "mode": "lease",
+        "on_hold": False,
+        "response_status": None,
+        "locked_at": LONG_AGO,
+        "locked_until": None,
+    }
     record = IdempotencyRecord(**plain | RECORDS[name])
     record.now, record.locked, record._state.db = NOW, False, "default"
     assert objection_to(act, record) == OBJECTIONS[name].get(act)
@@ -131,10 +161,18 @@ INVALID = {
         *(partial(fail, K, status=status) for status in (200, 399, 600)),
         *(partial(resolve, K, StoredResponse(status)) for status in (100, 199, 600)),
     ],
-    "seconds": [partial(extend, K, seconds) for seconds in (0, -1, float("inf"), float("nan"))],
+    "seconds": [
+        partial(extend, K, seconds) for seconds in (0, -1, float("inf"), float("nan"))
+    ],
     "header": [
         partial(resolve, K, StoredResponse(200, (header,), b""))
-        for header in [("X-A", "1\r\nX-B: 2"), ("X A", "1"), ("X-A", "\0"), ("X-A", "€"), (":encrypted", "0")]
+        for header in [
+            ("X-A", "1\r\nX-B: 2"),
+            ("X A", "1"),
+            ("X-A", "\0"),
+            ("X-A", "€"),
+            (":encrypted", "0"),
+        ]
     ],
 }
 
@@ -149,12 +187,18 @@ def test_an_invalid_decision_is_refused(what):
     assert row() == before
 
 
-@pytest.mark.parametrize("make", [on_hold, dead, started], ids=["on_hold", "dead", "started"])
+@pytest.mark.parametrize(
+    "make", [on_hold, dead, started], ids=["on_hold", "dead", "started"]
+)
 def test_a_released_key_runs_at_its_next_request(make):
     make()
     before = record()
     assert done(allow_retry(K)).status == before.status
-    assert (record().status, record().on_hold, record().token) == ("failed", False, None)
+    assert (record().status, record().on_hold, record().token) == (
+        "failed",
+        False,
+        None,
+    )
     assert entry_point(paying, **HOLD)().status_code == 201
     assert effects() == 1
 
@@ -168,18 +212,36 @@ def test_a_key_marked_as_failed_never_runs_again(make):
         problem = json.loads(answer.content)
         assert (answer.status_code, is_replay(answer), effects()) == (410, True, 0)
         assert answer["Content-Type"] == "application/problem+json"
-        told = (problem["code"], problem["detail"], problem["retryable"], problem["safe_new_key"])
+        told = (
+            problem["code"],
+            problem["detail"],
+            problem["retryable"],
+            problem["safe_new_key"],
+        )
         assert told == ("marked_failed", "The bank refused it.", False, False)
     assert (record().status, record().on_hold) == ("failed", False)
 
 
 @pytest.mark.parametrize("make", UNANSWERED, ids=lambda make: make.__name__)
-@pytest.mark.parametrize(("status", "becomes"), [(201, "completed"), (302, "completed"), (409, "failed")])
+@pytest.mark.parametrize(
+    ("status", "becomes"), [(201, "completed"), (302, "completed"), (409, "failed")]
+)
 def test_a_resolved_key_replays_the_response_it_is_given(make, status, becomes):
     make()
-    done(resolve(K, StoredResponse(status, (("Content-Type", "text/plain"),), b"as if\r\nit had answered")))
+    done(
+        resolve(
+            K,
+            StoredResponse(
+                status, (("Content-Type", "text/plain"),), b"as if\r\nit had answered"
+            ),
+        )
+    )
     answer = entry_point(paying, **HOLD)()
-    assert (answer.status_code, answer.content, is_replay(answer)) == (status, b"as if\r\nit had answered", True)
+    assert (answer.status_code, answer.content, is_replay(answer)) == (
+        status,
+        b"as if\r\nit had answered",
+        True,
+    )
     assert answer["Content-Type"] == "text/plain"
     assert (record().status, effects()) == (becomes, 0)
 
@@ -206,7 +268,12 @@ def test_a_response_is_kept_from_now_for_as_long_as_its_policy_says(act, make):
     if record().on_hold:
         shift(updated_at=-10 * HOUR, expires_at=-9 * HOUR, purge_at=-8 * HOUR)
     else:
-        shift(locked_at=-10 * HOUR, locked_until=-10 * HOUR, expires_at=-9 * HOUR, purge_at=-8 * HOUR)
+        shift(
+            locked_at=-10 * HOUR,
+            locked_until=-10 * HOUR,
+            expires_at=-9 * HOUR,
+            purge_at=-8 * HOUR,
+        )
     done(ACTS[act]())
     kept = row()
     assert kept["expires_at"] - kept["updated_at"] == timedelta(hours=1)
@@ -249,7 +316,10 @@ def test_a_live_owner_is_never_interfered_with(other_thread, act):
 def test_a_lease_renewed_just_before_the_row_is_locked_is_seen(other_thread, act):
     policy = Policy(mode="lease")
     claimed = dead()
-    with just_before("SELECT .* FOR (NO KEY )?UPDATE", lambda: other_thread(store_for(policy).renew, [claimed])):
+    with just_before(
+        "SELECT .* FOR (NO KEY )?UPDATE",
+        lambda: other_thread(store_for(policy).renew, [claimed]),
+    ):
         assert refused(ACTS[act]()) == Refusal.LIVE
     assert record().token == claimed.token
 
@@ -307,10 +377,17 @@ def test_of_several_decisions_at_once_one_is_taken():
     """And a released key is released to one run."""
     for _round in range(5):
         on_hold()
-        works = [partial(resolve, K, RESPONSE), partial(fail, K), partial(allow_retry, K), partial(allow_retry, K)]
+        works = [
+            partial(resolve, K, RESPONSE),
+            partial(fail, K),
+            partial(allow_retry, K),
+            partial(allow_retry, K),
+        ]
         outcomes = in_threads(4, lambda index, works=works: works[index]())
         taken = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
-        after_release = not (isinstance(outcomes[2], Refusal) and isinstance(outcomes[3], Refusal))
+        after_release = not (
+            isinstance(outcomes[2], Refusal) and isinstance(outcomes[3], Refusal)
+        )
         # What is released has no response still, and somebody may give it one.
         assert len(taken) == 1 or (len(taken) == 2 and after_release)
         assert isinstance(outcomes[0], Refusal) or isinstance(outcomes[1], Refusal)
@@ -323,7 +400,9 @@ def test_a_decision_and_a_retry_at_once_never_both_have_their_way(act):
     for _round in range(5):
         dead()
         before = effects()
-        outcome, answer = in_threads(2, lambda i: [ACTS[act], lambda: entry_point(paying, mode="lease")()][i]())
+        outcome, answer = in_threads(
+            2, lambda i: [ACTS[act], lambda: entry_point(paying, mode="lease")()][i]()
+        )
         ran = effects() - before
         if act != Act.ALLOW_RETRY and not isinstance(outcome, Refusal):
             assert ran == 0
@@ -374,7 +453,9 @@ def test_without_a_required_note_nothing_is_done(act, note, settings):
 @pytest.mark.parametrize("act", Act)
 @pytest.mark.parametrize("tenant", ["", "acme/"])
 def test_nobody_decides_about_a_key_of_their_own(act, tenant, django_user_model):
-    owner, other = (django_user_model.objects.create_user(name) for name in ("owner", "other"))
+    owner, other = (
+        django_user_model.objects.create_user(name) for name in ("owner", "other")
+    )
     dead()
     IdempotencyRecord.objects.update(scope=f"{tenant}{user_scope(owner, None)}")
     before = row()
@@ -383,7 +464,9 @@ def test_nobody_decides_about_a_key_of_their_own(act, tenant, django_user_model)
     done(ACTS[act](by=other))
 
 
-@pytest.mark.parametrize("scope", ["auth.user:70", "auth.user:", "custom:auth.user:7", "auth.user:7/"])
+@pytest.mark.parametrize(
+    "scope", ["auth.user:70", "auth.user:", "custom:auth.user:7", "auth.user:7/"]
+)
 def test_a_key_is_ones_own_only_in_ones_own_scope(scope, django_user_model):
     assert is_own("auth.user:7", django_user_model(pk=7))
     assert not is_own(scope, django_user_model(pk=7))
@@ -392,7 +475,9 @@ def test_a_key_is_ones_own_only_in_ones_own_scope(scope, django_user_model):
 
 
 @pytest.mark.parametrize("act", Act)
-def test_an_error_of_the_history_undoes_the_decision(act, monkeypatch, django_user_model):
+def test_an_error_of_the_history_undoes_the_decision(
+    act, monkeypatch, django_user_model
+):
     dead()
     before = row()
     wrote = []
@@ -416,4 +501,9 @@ def test_a_signal_tells_what_was_done_by_whom_and_a_digest_of_the_response(act):
     stored = stored_response(record())
     assert (stored is not None) == (act in (Act.FAIL, Act.RESOLVE))
     digest = response_digest(stored) if stored else ""
-    assert (told["act"], told["operation"].key, told["by"], told["digest"]) == (act, "k", "bob", digest)
+    assert (told["act"], told["operation"].key, told["by"], told["digest"]) == (
+        act,
+        "k",
+        "bob",
+        digest,
+    )

@@ -26,7 +26,16 @@ from django_idempotency.values.outcomes import Fail, StoredResponse
 from django_idempotency.values.policy import Atomic, Policy
 from django_idempotency.values.scopes import BuiltInScope
 from tests.admin.pages import LIST, ended, found
-from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    paying,
+    record,
+    shift,
+)
 from tests.support.commands import told
 from tests.support.maintained import one_batch
 from tests.support.statements import buffers, explaining
@@ -40,11 +49,18 @@ NONE = {"live": 0, "on_hold": 0, "busy": 0}
 
 def done(*keys, scope=MINE, **policy):
     for key in keys:
-        assert entry_point(paying, scope=lambda request: BuiltInScope(scope), **policy)(key).status_code == 201
+        assert (
+            entry_point(paying, scope=lambda request: BuiltInScope(scope), **policy)(
+                key
+            ).status_code
+            == 201
+        )
 
 
 def left(**condition):
-    return set(IdempotencyRecord.objects.filter(**condition).values_list("scope", "key"))
+    return set(
+        IdempotencyRecord.objects.filter(**condition).values_list("scope", "key")
+    )
 
 
 def on_hold():
@@ -63,33 +79,56 @@ def test_a_key_that_is_erased_runs_again():
     send = entry_point(paying, scope=lambda request: BuiltInScope(MINE))
     first = send()
     erase(MINE)
-    assert (is_replay(second := send()), second.content != first.content, effects()) == (False, True, 2)
+    assert (
+        is_replay(second := send()),
+        second.content != first.content,
+        effects(),
+    ) == (False, True, 2)
 
 
 def test_a_key_whose_response_alone_is_erased_is_not_run_again():
     send = entry_point(
-        lambda request: HttpResponse(paying(request).content, headers={"Location": "/me/"}), scope="public"
+        lambda request: HttpResponse(
+            paying(request).content, headers={"Location": "/me/"}
+        ),
+        scope="public",
     )
     send()
     ended("failed", Fail("ValueError"), scope="public")
     forgotten = erase("public", bodies=True)
     assert (forgotten.rows, forgotten.complete) == (2, True)
     again = send()
-    assert (again.status_code, code(again), is_replay(again), effects()) == (200, "response_not_stored", True, 1)
+    assert (again.status_code, code(again), is_replay(again), effects()) == (
+        200,
+        "response_not_stored",
+        True,
+        1,
+    )
     assert "Location" not in again.headers
     emptied = record()
-    assert (emptied.path, emptied.response_headers, emptied.response_body) == ("", [], None)
+    assert (emptied.path, emptied.response_headers, emptied.response_body) == (
+        "",
+        [],
+        None,
+    )
     assert (record("failed").path, record("failed").reason) == ("", "")
     assert [bytes(record(key).fingerprint) for key in ("k", "failed")] == [b"", b""]
-    assert code(send("k", b"another body")) == "response_not_stored", "nothing is left to compare it with"
+    assert code(send("k", b"another body")) == "response_not_stored", (
+        "nothing is left to compare it with"
+    )
     IdempotencyRecord.objects.filter(key="k").update(response_body=b"secret")
-    assert code(send()) == "response_not_stored", "nor is it known whose response this is"
+    assert code(send()) == "response_not_stored", (
+        "nor is it known whose response this is"
+    )
     assert entry_point(paying)("failed").status_code == 201, "still free to run again"
 
 
 SELECTIONS = {
     "scope": ({"scope": MINE}, {(MINE, "a"), (MINE, "b"), (MINE, "failed")}),
-    "scope prefix": ({"scope_prefix": "acme/"}, {("acme/user:1", "a"), ("acme/user:7", "b")}),
+    "scope prefix": (
+        {"scope_prefix": "acme/"},
+        {("acme/user:1", "a"), ("acme/user:7", "b")},
+    ),
     "key": ({"key": "a"}, {(MINE, "a"), (OTHERS, "a"), ("acme/user:1", "a")}),
     "record": ({"record": record_id(OTHERS, "a")}, {(OTHERS, "a")}),
     "key and scope": ({"key": "a", "scope": OTHERS}, {(OTHERS, "a")}),
@@ -106,7 +145,9 @@ def several():
     done("a", scope="acme/user:1")
     done("A", scope="Acme/user:1")
     for key, scope in (("r", OTHERS), ("b", "acme/user:7")):
-        entry_point(paying, scope=lambda request, scope=scope: BuiltInScope(scope))(key, path="/refund/")
+        entry_point(paying, scope=lambda request, scope=scope: BuiltInScope(scope))(
+            key, path="/refund/"
+        )
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 100])
@@ -115,19 +156,25 @@ def test_an_erasure_erases_its_selection_and_nothing_else(name, batch, several):
     selected, gone = SELECTIONS[name]
     before = left()
     assert erase(**selected, dry_run=True, batch=batch, pause=0).rows == len(gone)
-    assert erase(**selected, batch=batch, pause=0) == Swept(done={"erased": len(gone)}, left=NONE, after=ANY)
+    assert erase(**selected, batch=batch, pause=0) == Swept(
+        done={"erased": len(gone)}, left=NONE, after=ANY
+    )
     assert before - left() == gone
 
 
 @pytest.mark.parametrize(
-    "selected", [{}, {"scope": ""}, {"scope_prefix": ""}, {"key": "a", "scope": ""}], ids=lambda selected: str(selected)
+    "selected",
+    [{}, {"scope": ""}, {"scope_prefix": ""}, {"key": "a", "scope": ""}],
+    ids=lambda selected: str(selected),
 )
 def test_an_erasure_without_a_selection_is_refused(selected, several):
     with pytest.raises(ValueError, match="to select records"):
         erase(**selected)
     with pytest.raises(TypeError, match="paths"):
         erase(key="a", paths="/refund/")
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in selected.items()]
+    arguments = [
+        f"--{name.replace('_', '-')}={value}" for name, value in selected.items()
+    ]
     with pytest.raises(CommandError, match="to select records"):
         call_command("idempotency_privacy", "erase", *arguments)
     assert len(left()) == 8
@@ -137,7 +184,11 @@ def test_an_erasure_without_a_selection_is_refused(selected, several):
 def test_a_key_is_erased_by_its_range_of_the_primary_key(several):
     with CaptureQueriesContext(connection) as captured:
         erase(key="a", dry_run=True)
-    assert all(" BETWEEN " in query["sql"] for query in captured if query["sql"].startswith("SELECT"))
+    assert all(
+        " BETWEEN " in query["sql"]
+        for query in captured
+        if query["sql"].startswith("SELECT")
+    )
 
 
 @pytest.fixture
@@ -153,7 +204,11 @@ def decided(scope, key, operator, note="because"):
 
 
 def unredacted():
-    return set(LogEntry.objects.exclude(change_message="(erased)").values_list("object_repr", flat=True))
+    return set(
+        LogEntry.objects.exclude(change_message="(erased)").values_list(
+            "object_repr", flat=True
+        )
+    )
 
 
 @pytest.mark.parametrize("bodies", [False, True])
@@ -163,9 +218,16 @@ def test_texts_of_the_admins_log_are_erased(operator, bodies, several):
     erase(MINE, dry_run=True)
     assert len(unredacted()) == 8
     erase(MINE, bodies=bodies)
-    assert unredacted() == {str(record_id(scope, key)) for scope, key in left(path__gt="") if scope != MINE}
-    erased, mine = LogEntry.objects.filter(change_message="(erased)"), ("a", "b", "failed")
-    assert {(entry.user, entry.object_id) for entry in erased} == {(operator, str(record_id(MINE, k))) for k in mine}
+    assert unredacted() == {
+        str(record_id(scope, key)) for scope, key in left(path__gt="") if scope != MINE
+    }
+    erased, mine = (
+        LogEntry.objects.filter(change_message="(erased)"),
+        ("a", "b", "failed"),
+    )
+    assert {(entry.user, entry.object_id) for entry in erased} == {
+        (operator, str(record_id(MINE, k))) for k in mine
+    }
 
 
 @pytest.mark.parametrize("prefix", ["acct:1", "acme"])
@@ -193,19 +255,27 @@ def test_erasing_works_without_the_admin():
     done("a")
     with CaptureQueriesContext(connection) as captured:
         assert erase(MINE).rows == 1
-    assert not [query["sql"] for query in captured if LogEntry._meta.db_table in query["sql"]]
+    assert not [
+        query["sql"] for query in captured if LogEntry._meta.db_table in query["sql"]
+    ]
 
 
 @pytest.mark.row_locks
 @pytest.mark.parametrize(
-    "policy", [{}, {"mode": "lease"}, {"mode": Atomic(takeover_grace=0)}], ids=["atomic", "lease", "without grace"]
+    "policy",
+    [{}, {"mode": "lease"}, {"mode": Atomic(takeover_grace=0)}],
+    ids=["atomic", "lease", "without grace"],
 )
 @pytest.mark.parametrize("bodies", [False, True])
 def test_a_live_owner_is_not_touched(policy, bodies):
     gate = Gate()
     with gate.running(**policy) as answer:
         forgotten = erase("public", on_hold=True, bodies=bodies)
-        assert (forgotten.rows, forgotten.left["live"], forgotten.complete) == (0, 1, False)
+        assert (forgotten.rows, forgotten.left["live"], forgotten.complete) == (
+            0,
+            1,
+            False,
+        )
     assert answer.result().status_code == 201
     assert (record().status, effects()) == ("completed", 1)
     assert erase("public").complete
@@ -223,7 +293,9 @@ def test_records_on_hold_are_erased_only_on_request():
     on_hold()
     done("a")
     for dry_run in (True, False):
-        assert erase(MINE, dry_run=dry_run) == Swept(done={"erased": 1}, left=NONE | {"on_hold": 1})
+        assert erase(MINE, dry_run=dry_run) == Swept(
+            done={"erased": 1}, left=NONE | {"on_hold": 1}
+        )
     assert left() == {(MINE, "on_hold")}
     assert erase(MINE, on_hold=True) == Swept(done={"erased": 1}, left=NONE)
     assert left() == set()
@@ -233,14 +305,20 @@ def test_the_erasure_of_a_record_on_hold_leaves_who_did_it_and_why(operator):
     on_hold()
     decided(MINE, "on_hold", operator)
     erase(MINE, on_hold=True, by=operator, note="asked to be forgotten")
-    assert [(entry.user, entry.change_message) for entry in LogEntry.objects.order_by("pk")] == [
+    assert [
+        (entry.user, entry.change_message) for entry in LogEntry.objects.order_by("pk")
+    ] == [
         (operator, "(erased)"),
         (operator, "Erased while on hold. asked to be forgotten"),
     ]
 
 
-@pytest.mark.parametrize(("required", "why"), [("note", "a note"), ("second_operator", "two operators")])
-def test_records_on_hold_are_not_erased_past_what_decisions_require(settings, required, why):
+@pytest.mark.parametrize(
+    ("required", "why"), [("note", "a note"), ("second_operator", "two operators")]
+)
+def test_records_on_hold_are_not_erased_past_what_decisions_require(
+    settings, required, why
+):
     """Else an erasure would let the key run again, with nobody's consent."""
     settings.IDEMPOTENCY = {"DECISIONS": [required]}
     on_hold()
@@ -255,17 +333,30 @@ def test_the_command_erases_records_on_hold_only_for_a_user_who_may_decide(opera
     with pytest.raises(CommandError, match="Pass --by"):
         call_command("idempotency_privacy", "erase", f"--scope={MINE}", "--on-hold")
     with pytest.raises(CommandError, match="does not have the permission"):
-        call_command("idempotency_privacy", "erase", f"--scope={MINE}", "--on-hold", "--by=operator")
+        call_command(
+            "idempotency_privacy",
+            "erase",
+            f"--scope={MINE}",
+            "--on-hold",
+            "--by=operator",
+        )
     assert left() == {(MINE, "on_hold")}
 
 
 def test_a_response_given_to_an_erased_record_is_kept():
     """One that was on hold for longer than it deduplicates."""
     on_hold()
-    IdempotencyRecord.objects.update(updated_at=ahead(-200), expires_at=ahead(-100), purge_at=ahead(-100))
+    IdempotencyRecord.objects.update(
+        updated_at=ahead(-200), expires_at=ahead(-100), purge_at=ahead(-100)
+    )
     assert erase(MINE, bodies=True, on_hold=True).complete
-    resolve(record("on_hold", MINE).pk, StoredResponse(201, (("Content-Type", "text/plain"),), b"done"))
-    assert is_replay(entry_point(paying, scope=lambda request: BuiltInScope(MINE))("on_hold"))
+    resolve(
+        record("on_hold", MINE).pk,
+        StoredResponse(201, (("Content-Type", "text/plain"),), b"done"),
+    )
+    assert is_replay(
+        entry_point(paying, scope=lambda request: BuiltInScope(MINE))("on_hold")
+    )
     assert effects() == 0
 
 
@@ -296,8 +387,16 @@ def test_the_command_reports_and_exits_with_0_when_nothing_is_left():
     done("a", "b")
     assert erased(f"--scope={MINE}", "--dry-run")["done"] == {"erased": 2}
     facts = erased(f"--scope={MINE}", "--batch=1", "--pause=0")
-    assert (facts["database"], facts["done"], facts["left"]) == ("default", {"erased": 2}, NONE)
-    assert (facts["finished"], facts["complete"], facts["cached_for"]) == (True, True, 0.0)
+    assert (facts["database"], facts["done"], facts["left"]) == (
+        "default",
+        {"erased": 2},
+        NONE,
+    )
+    assert (facts["finished"], facts["complete"], facts["cached_for"]) == (
+        True,
+        True,
+        0.0,
+    )
 
 
 def test_the_command_exits_with_1_while_something_is_left(django_user_model):
@@ -308,7 +407,9 @@ def test_the_command_exits_with_1_while_something_is_left(django_user_model):
     done(*"abc")
     unfinished = erased(f"--scope={MINE}", "--batch=1", "--max-seconds=0", exits=1)
     assert not unfinished["finished"]
-    assert erased(f"--scope={MINE}", f"--after={unfinished['after']}")["done"] == {"erased": 2}
+    assert erased(f"--scope={MINE}", f"--after={unfinished['after']}")["done"] == {
+        "erased": 2
+    }
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -324,22 +425,53 @@ def marks(client, django_user_model, settings, transactional_db):
     client.force_login(django_user_model.objects.create_superuser("operator"))
     ended("marked-key", Fail(REASON, on_hold=True), scope=SCOPE)
     record = found("marked-key", SCOPE)
-    chosen = {"record": [f"{record.pk} {record.status} 1 1 {record.updated_at.isoformat()}"]}
-    resolved = {"status": 201, "content_type": "application/vnd.marked-type+json", **GIVEN}
-    assert client.post(f"{LIST}intervene/resolve/", chosen | resolved).status_code == 302
-    assert "marked-response" in client.get(f"{LIST}{record.pk}/change/").content.decode()
+    chosen = {
+        "record": [f"{record.pk} {record.status} 1 1 {record.updated_at.isoformat()}"]
+    }
+    resolved = {
+        "status": 201,
+        "content_type": "application/vnd.marked-type+json",
+        **GIVEN,
+    }
+    assert (
+        client.post(f"{LIST}intervene/resolve/", chosen | resolved).status_code == 302
+    )
+    assert (
+        "marked-response" in client.get(f"{LIST}{record.pk}/change/").content.decode()
+    )
     with transaction.atomic():
         publish("topic", {"event": "marked-event"})
-    (digest,) = re.findall(r"Digest (\S+)\.", " ".join(LogEntry.objects.values_list("change_message", flat=True)))
+    (digest,) = re.findall(
+        r"Digest (\S+)\.",
+        " ".join(LogEntry.objects.values_list("change_message", flat=True)),
+    )
     return {
-        **{"scope": SCOPE, "key": "marked-key", "path": record.path, "record id": str(record.pk)},
-        **{"fingerprint": "f" * 32, "reason": REASON, "note": "marked-note", "digest of the response": digest},
-        **{"response body": "marked-response", "response headers": "marked-type", "event": "marked-event"},
+        **{
+            "scope": SCOPE,
+            "key": "marked-key",
+            "path": record.path,
+            "record id": str(record.pk),
+        },
+        **{
+            "fingerprint": "f" * 32,
+            "reason": REASON,
+            "note": "marked-note",
+            "digest of the response": digest,
+        },
+        **{
+            "response body": "marked-response",
+            "response headers": "marked-type",
+            "event": "marked-event",
+        },
     }
 
 
 def shown(value):
-    text = bytes(value).decode("latin-1") if isinstance(value, bytes | memoryview) else str(value)
+    text = (
+        bytes(value).decode("latin-1")
+        if isinstance(value, bytes | memoryview)
+        else str(value)
+    )
     return text.replace("-", "")  # a UUID may be written without
 
 
@@ -350,22 +482,41 @@ def where(marks):
         for table in connection.introspection.table_names(cursor):
             cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
             text = "\n".join(shown(value) for row in cursor.fetchall() for value in row)
-            found[table] = {name for name, mark in marks.items() if mark.replace("-", "") in text}
+            found[table] = {
+                name for name, mark in marks.items() if mark.replace("-", "") in text
+            }
     return {table: names for table, names in found.items() if names}
 
 
 def documented(column):
     """By table, what the page says is left."""
-    text = (DOCS / "privacy.md").read_text().partition("### What stays")[2].partition("\n## ")[0]
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    text = (
+        (DOCS / "privacy.md")
+        .read_text()
+        .partition("### What stays")[2]
+        .partition("\n## ")[0]
+    )
+    lines = [
+        line.strip("|").split("|")
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
     listed = {cells[0].strip(" `"): cells[column].strip() for cells in lines}
-    return {table: set(what.split(", ")) for table, what in listed.items() if what != "nothing"}
+    return {
+        table: set(what.split(", "))
+        for table, what in listed.items()
+        if what != "nothing"
+    }
 
 
-@pytest.mark.parametrize(("bodies", "column"), [(False, 1), (True, 2)], ids=["erased", "bodies"])
+@pytest.mark.parametrize(
+    ("bodies", "column"), [(False, 1), (True, 2)], ids=["erased", "bodies"]
+)
 def test_an_erasure_leaves_what_the_page_on_privacy_lists(marks, bodies, column):
     before = where(marks)
-    assert set().union(*before.values()) == set(marks) - {"reason"}, "or it would not be looked for"
+    assert set().union(*before.values()) == set(marks) - {"reason"}, (
+        "or it would not be looked for"
+    )
     assert erase(SCOPE, bodies=bodies).complete
     assert where(marks) == documented(column)
 

@@ -120,11 +120,20 @@ def test_an_owner_whose_lease_lapsed_is_given_time_to_renew(anna, capsys):
 
 
 WHY_NOT = {
-    ("allow-retry", "live"): r"Nothing was done to public live\. In flight for .*its owner may be alive",
-    ("allow-retry", "done"): r"Nothing was done to public done\. It got its response, 201",
+    (
+        "allow-retry",
+        "live",
+    ): r"Nothing was done to public live\. In flight for .*its owner may be alive",
+    (
+        "allow-retry",
+        "done",
+    ): r"Nothing was done to public done\. It got its response, 201",
     ("allow-retry", "unheard-of"): r"Unknown key: there is no record of it",
     ("extend", "held"): r"It is not running\. On hold for .*\(its lease ran out\)",
-    ("extend", "stuck"): r"In atomic mode there is no lease to extend.* Stuck|In flight",
+    (
+        "extend",
+        "stuck",
+    ): r"In atomic mode there is no lease to extend.* Stuck|In flight",
 }
 
 
@@ -140,11 +149,23 @@ def test_a_refusal_tells_how_the_key_stands(anna, one_of_each, act, key):
 def test_the_scope_of_an_ambiguous_key_is_asked_for(anna):
     for scope in ("custom:tenant:1", "custom:tenant:2"):
         ended("k", Fail("crashed", on_hold=True), scope=scope)
-    with pytest.raises(CommandError, match=r"--scope: custom:tenant:\d, custom:tenant:\d"):
+    with pytest.raises(
+        CommandError, match=r"--scope: custom:tenant:\d, custom:tenant:\d"
+    ):
         run("allow-retry", "k", *BY_ANNA)
-    with pytest.raises(CommandError, match=r"not in that scope, but in custom:tenant:\d, custom:tenant:\d"):
+    with pytest.raises(
+        CommandError,
+        match=r"not in that scope, but in custom:tenant:\d, custom:tenant:\d",
+    ):
         run("allow-retry", "k", "--scope=tenant:1", *BY_ANNA)
-    call_command("idempotency_keys", "allow-retry", "k", *BY_ANNA, scope="custom:tenant:2", verbosity=0)
+    call_command(
+        "idempotency_keys",
+        "allow-retry",
+        "k",
+        *BY_ANNA,
+        scope="custom:tenant:2",
+        verbosity=0,
+    )
     assert record(scope="custom:tenant:1").on_hold
     assert not record(scope="custom:tenant:2").on_hold
 
@@ -154,7 +175,10 @@ def test_the_scope_of_an_ambiguous_key_is_asked_for(anna):
     [
         ((), "Pass --by with the name"),
         (("--by=nobody\x1b",), r"There is no user nobody\\x1b"),
-        (("--by=payer",), "does not have the permission django_idempotency.resolve_idempotencyrecord"),
+        (
+            ("--by=payer",),
+            "does not have the permission django_idempotency.resolve_idempotencyrecord",
+        ),
         (("--by=gone",), "does not have the permission"),
         (("--by=anna", "--note=" + "x" * 201), "at most 200 characters"),
     ],
@@ -182,9 +206,17 @@ def test_without_a_history_only_the_signal_names_the_operator(by):
 @pytest.mark.parametrize(
     ("act", "arguments", "why"),
     [
-        ("resolve", ["--status=99"], "status: Ensure this value is greater than or equal to 200"),
+        (
+            "resolve",
+            ["--status=99"],
+            "status: Ensure this value is greater than or equal to 200",
+        ),
         ("resolve", ["--body={"], "body: This is not JSON"),
-        ("extend", ["--seconds=0"], "seconds: Ensure this value is greater than or equal to 1"),
+        (
+            "extend",
+            ["--seconds=0"],
+            "seconds: Ensure this value is greater than or equal to 1",
+        ),
     ],
 )
 def test_an_invalid_decision_is_an_error_that_says_why(anna, act, arguments, why):
@@ -196,12 +228,19 @@ def test_an_invalid_decision_is_an_error_that_says_why(anna, act, arguments, why
     assert records() == before
 
 
-def test_a_list_has_the_keys_on_hold_and_then_the_stuck_ones_and_says_whether_it_is_cut(one_of_each, capsys):
+def test_a_list_has_the_keys_on_hold_and_then_the_stuck_ones_and_says_whether_it_is_cut(
+    one_of_each, capsys
+):
     for limit, keys in (("2", ["held", "stuck"]), ("1", ["held"])):
         (listed,) = told("idempotency_keys", "list", f"--limit={limit}")
-        assert ([each["key"] for each in listed["records"]], listed["more"]) == (keys, limit == "1")
+        assert ([each["key"] for each in listed["records"]], listed["more"]) == (
+            keys,
+            limit == "1",
+        )
         call_command("idempotency_keys", "list", f"--limit={limit}")
-        assert ("There are more: these are the first 1" in capsys.readouterr().out) is listed["more"]
+        assert (
+            "There are more: these are the first 1" in capsys.readouterr().out
+        ) is listed["more"]
 
 
 def test_a_list_tells_how_long_and_why(capsys):
@@ -235,14 +274,19 @@ def test_show_never_has_the_response_or_the_token():
 @pytest.mark.parametrize("arguments", [("unheard-of",), ("held", "--scope=user:9")])
 def test_showing_an_unknown_key_is_an_error(capsys, arguments):
     held()
-    with pytest.raises(CommandError, match=r"Unknown key|not in that scope, but in public"):
+    with pytest.raises(
+        CommandError, match=r"Unknown key|not in that scope, but in public"
+    ):
         call_command("idempotency_keys", "show", *arguments, "--json")
     assert "error" in json.loads(capsys.readouterr().out)
 
 
 def test_show_takes_the_id_of_the_record():
     held()
-    assert [each["key"] for each in told("idempotency_keys", "show", f"--record={record('held').pk}")] == ["held"]
+    assert [
+        each["key"]
+        for each in told("idempotency_keys", "show", f"--record={record('held').pk}")
+    ] == ["held"]
 
 
 @pytest.fixture
@@ -265,8 +309,12 @@ def test_commands_write_english_whatever_the_language(german, capsys):
     assert translation.get_language() == "de"
     with pytest.raises(CommandError, match="Unknown key"):
         call_command("idempotency_keys", "show", "nobody")
-    load_command_class("django_idempotency", "idempotency_keys").print_help("manage.py", "idempotency_keys")
-    assert "Mark as failed. The key never runs again" in " ".join(capsys.readouterr().out.split())
+    load_command_class("django_idempotency", "idempotency_keys").print_help(
+        "manage.py", "idempotency_keys"
+    )
+    assert "Mark as failed. The key never runs again" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_reason_is_stored_and_announced_in_english_and_shown_in_german(german):
@@ -275,7 +323,9 @@ def test_a_reason_is_stored_and_announced_in_english_and_shown_in_german(german)
     with heard(signals.key_reaped) as reaped:
         reap()
     found = record("stuck")
-    assert found.reason == "its lease ran out while it was running" == reaped[0]["reason"]
+    assert (
+        found.reason == "its lease ran out while it was running" == reaped[0]["reason"]
+    )
     assert shown_reason(found) == "die Lease lief während der Ausführung ab"
 
 

@@ -18,7 +18,13 @@ from django_idempotency.maintenance import decisions
 from django_idempotency.maintenance.decisions import Refusal
 from django_idempotency.management.commands import idempotency_privacy
 from django_idempotency.stores import store_for
-from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Fail,
+    Keep,
+    Operation,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Lease, Policy
 from tests.stores.memory import MemoryStore
 from tests.support.callers import heard, stop_heartbeat
@@ -56,7 +62,10 @@ def lapsed(key: str) -> Claimed:
     """Its owner is gone, and nobody has watched its lease."""
     claim = claimed(key)
     row = MemoryStore.rows[claim.id]
-    times = {name: getattr(row, name) - timedelta(seconds=10) for name in ("locked_at", "locked_until")}
+    times = {
+        name: getattr(row, name) - timedelta(seconds=10)
+        for name in ("locked_at", "locked_until")
+    }
     MemoryStore.rows[claim.id] = replace(row, **times)
     return claim
 
@@ -82,7 +91,15 @@ def listed(*arguments):
 
 
 def decide(act, key, *arguments):
-    call_command("idempotency_keys", act, key, "--scope=user:1", "--by=anna", "--note=asked the bank", *arguments)
+    call_command(
+        "idempotency_keys",
+        act,
+        key,
+        "--scope=user:1",
+        "--by=anna",
+        "--note=asked the bank",
+        *arguments,
+    )
 
 
 def read(key: str):
@@ -108,23 +125,35 @@ def test_a_list_without_a_database_includes_the_store():
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
-@pytest.mark.parametrize("named", [("held", "--scope=user:1"), ("held",), (f"--record={operation('held').id}",)])
+@pytest.mark.parametrize(
+    "named",
+    [("held", "--scope=user:1"), ("held",), (f"--record={operation('held').id}",)],
+)
 def test_a_key_is_shown_by_its_name_or_id(named):
     (shown,) = told("idempotency_keys", "show", *named)
-    assert (shown["store"], shown["key"], shown["standing"]) == ("mine", "held", "on hold")
+    assert (shown["store"], shown["key"], shown["standing"]) == (
+        "mine",
+        "held",
+        "on hold",
+    )
     assert "(who knows)" in shown["what"]
 
 
 @pytest.mark.usefixtures("one_of_each")
 @pytest.mark.parametrize("key", ["held", "gone"])
-def test_a_key_whose_retry_is_allowed_runs_again_and_its_history_says_who_allowed_it(anna, key):
+def test_a_key_whose_retry_is_allowed_runs_again_and_its_history_says_who_allowed_it(
+    anna, key
+):
     with heard(signals.operator_decided) as sent:
         decide("allow-retry", key)
     assert (read(key).status, read(key).on_hold) == ("failed", False)
     assert isinstance(engine.claim(operation(key), POLICY), Claimed)
     entry = LogEntry.objects.get()
     assert (entry.user, entry.change_message) == (anna, "Retry allowed. asked the bank")
-    assert (entry.object_id, entry.object_repr) == (str(operation(key).id), str(operation(key).id))
+    assert (entry.object_id, entry.object_repr) == (
+        str(operation(key).id),
+        str(operation(key).id),
+    )
     assert [(told["act"], told["by"]) for told in sent] == [("allow_retry", anna)]
 
 
@@ -132,12 +161,18 @@ def test_a_key_whose_retry_is_allowed_runs_again_and_its_history_says_who_allowe
 @pytest.mark.parametrize("key", ["held", "broke", "gone"])
 @pytest.mark.parametrize(
     ("act", "arguments", "status"),
-    [("resolve", ("--status=201", '--body={"id": 7}'), 201), ("fail", ("--detail=lost",), 410)],
+    [
+        ("resolve", ("--status=201", '--body={"id": 7}'), 201),
+        ("fail", ("--detail=lost",), 410),
+    ],
 )
 def test_a_response_of_an_operator_is_replayed(key, act, arguments, status):
     decide(act, key, *arguments)
     outcome = engine.claim(operation(key), POLICY)
-    assert (outcome.response.status, b"7" in outcome.response.body) == (status, act == "resolve")
+    assert (outcome.response.status, b"7" in outcome.response.body) == (
+        status,
+        act == "resolve",
+    )
     assert read(key).status == ("completed" if act == "resolve" else "failed")
 
 
@@ -154,7 +189,11 @@ def test_a_response_of_an_operator_is_encrypted_where_there_is_a_key(settings):
 @pytest.mark.usefixtures("anna", "one_of_each")
 def test_a_lease_is_extended_and_never_shortened():
     decide("extend", "runs", "--seconds=1200")
-    assert timedelta(minutes=19) < read("runs").locked_until - read("runs").now <= timedelta(minutes=20)
+    assert (
+        timedelta(minutes=19)
+        < read("runs").locked_until - read("runs").now
+        <= timedelta(minutes=20)
+    )
     decide("extend", "runs", "--seconds=5")
     assert read("runs").locked_until - read("runs").now > timedelta(minutes=19)
 
@@ -162,7 +201,11 @@ def test_a_lease_is_extended_and_never_shortened():
 @pytest.mark.usefixtures("anna", "one_of_each")
 @pytest.mark.parametrize(
     ("key", "why"),
-    [("runs", "its owner may be alive"), ("done", "It got its response, 201"), ("nobody", "Unknown key")],
+    [
+        ("runs", "its owner may be alive"),
+        ("done", "It got its response, 201"),
+        ("nobody", "Unknown key"),
+    ],
 )
 def test_a_refusal_says_why_and_changes_nothing(key, why):
     before = dict(MemoryStore.rows)
@@ -194,7 +237,9 @@ def test_a_key_that_is_in_a_database_and_in_a_store_is_decided_about_in_the_one_
     elsewhere = Policy(mode="lease", store="default")
     with engine.execution(engine.claim(operation("held"), elsewhere), elsewhere) as run:
         run.verdict = Fail("who knows", on_hold=True)
-    with pytest.raises(CommandError, match="pass one of them with --database or --store: default, mine"):
+    with pytest.raises(
+        CommandError, match="pass one of them with --database or --store: default, mine"
+    ):
         decide("allow-retry", "held")
     decide("allow-retry", "held", "--store=mine")
     assert not read("held").on_hold
@@ -215,7 +260,9 @@ def test_an_erasure_that_a_signal_ended_before_the_store_exits_with_1(monkeypatc
 
 
 @pytest.mark.django_db
-def test_a_record_that_changes_meanwhile_is_left_alone_and_without_history(monkeypatch, anna):
+def test_a_record_that_changes_meanwhile_is_left_alone_and_without_history(
+    monkeypatch, anna
+):
     ended("k", Fail("ValueError", on_hold=True))
     monkeypatch.setattr(MemoryStore, "fail", lambda *_args, **_named: False)
     outcome = decisions.allow_retry(operation("k").id, store=store_for(POLICY), by=anna)
@@ -241,18 +288,35 @@ def test_a_key_stays_on_hold_if_the_operators_process_dies_in_the_middle(monkeyp
 @pytest.mark.usefixtures("one_of_each")
 def test_erasing_a_scope_leaves_what_runs_or_is_on_hold():
     engine.claim(operation("other", "user:2"), POLICY)
-    in_database, in_store = told("idempotency_privacy", "erase", "--scope=user:1", exits=1)
+    in_database, in_store = told(
+        "idempotency_privacy", "erase", "--scope=user:1", exits=1
+    )
     assert (in_database["database"], in_database["complete"]) == ("default", True)
     left = {"live": 2, "on_hold": 1, "busy": 0}
-    assert (in_store["store"], in_store["done"], in_store["left"]) == ("mine", {"erased": 3}, left)
-    assert {record.key for record in store_for(POLICY).records()} == {"held", "runs", "gone", "other"}
+    assert (in_store["store"], in_store["done"], in_store["left"]) == (
+        "mine",
+        {"erased": 3},
+        left,
+    )
+    assert {record.key for record in store_for(POLICY).records()} == {
+        "held",
+        "runs",
+        "gone",
+        "other",
+    }
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
 def test_a_dry_run_erases_nothing():
     before = dict(MemoryStore.rows)
-    (facts,) = told("idempotency_privacy", "erase", "--scope-prefix=user:", "--store=mine", "--dry-run")
+    (facts,) = told(
+        "idempotency_privacy",
+        "erase",
+        "--scope-prefix=user:",
+        "--store=mine",
+        "--dry-run",
+    )
     assert (facts["done"], MemoryStore.rows) == ({"erased": 3}, before)
 
 
@@ -260,7 +324,14 @@ def test_a_dry_run_erases_nothing():
 def test_the_erasure_of_a_record_on_hold_leaves_who_did_it_and_why(anna):
     who = ("--by=anna", "--note=asked to be forgotten")
     with pytest.raises(SystemExit):  # others run
-        call_command("idempotency_privacy", "erase", "--scope=user:1", "--store=mine", "--on-hold", *who)
+        call_command(
+            "idempotency_privacy",
+            "erase",
+            "--scope=user:1",
+            "--store=mine",
+            "--on-hold",
+            *who,
+        )
     assert read("held") is None
     (entry,) = LogEntry.objects.all()
     assert (entry.user, entry.object_id) == (anna, str(operation("held").id))
@@ -269,7 +340,9 @@ def test_the_erasure_of_a_record_on_hold_leaves_who_did_it_and_why(anna):
 
 @pytest.mark.usefixtures("anna", "one_of_each")
 def test_an_export_includes_the_records_of_the_store():
-    lines = told("idempotency_privacy", "export", "--scope=user:1", "--bodies", "--by=anna")
+    lines = told(
+        "idempotency_privacy", "export", "--scope=user:1", "--bodies", "--by=anna"
+    )
     assert {line["store"] for line in lines} == {"mine"}
     assert {line["key"]: (line["response"] or {}).get("status") for line in lines} == {
         **{"done": 201, "refused": 402},

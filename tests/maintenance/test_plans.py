@@ -11,7 +11,16 @@ from django_idempotency.maintenance.stats import size, stats
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Policy
 from tests.support.callers import claim, entry_point, paying, shift
-from tests.support.maintained import DAY, HOUR, TABLE, dead, fill, one_batch, postgresql, run_sql
+from tests.support.maintained import (
+    DAY,
+    HOUR,
+    TABLE,
+    dead,
+    fill,
+    one_batch,
+    postgresql,
+    run_sql,
+)
 from tests.support.partitioned import WANTED
 from tests.support.statements import buffers, explaining, nodes
 from tests.support.threads import just_before
@@ -29,7 +38,9 @@ def test_stats_tell_what_is_pending_stuck_and_due():
     assert (found["pending"], found["stuck"], found["due"]) == (11, 1, 3)
     assert 4 <= found["pending_p50"] <= found["pending_p95"] <= found["pending_p99"]
     assert HOUR <= found["pending_p99"] <= HOUR + 120
-    lag = found["lag"] + (DAY if WANTED else 0)  # a record may wait a day for its partition
+    lag = found["lag"] + (
+        DAY if WANTED else 0
+    )  # a record may wait a day for its partition
     assert DAY + 500 <= lag <= DAY + 520
 
 
@@ -77,7 +88,10 @@ def plans(work):
 def indexes(plan):
     """Those by which the table is read, or how else it is."""
     scans = [node for node in nodes(plan) if "Scan" in node["Node Type"]]
-    return {node.get("Index Name", node["Node Type"]) for node in scans} - {"Bitmap Heap Scan", "CTE Scan"}
+    return {node.get("Index Name", node["Node Type"]) for node in scans} - {
+        "Bitmap Heap Scan",
+        "CTE Scan",
+    }
 
 
 @postgresql
@@ -98,12 +112,17 @@ def test_the_reaper_reads_by_the_partial_index_alone():
 @pytest.mark.usefixtures("large_table")
 @pytest.mark.parametrize(
     ("work", "index", "most"),
-    [(cleanup, "idempotency_record_purge", 6), (drop_bodies, "idempotency_record_bodies", 20)],
+    [
+        (cleanup, "idempotency_record_purge", 6),
+        (drop_bodies, "idempotency_record_bodies", 20),
+    ],
 )
 def test_a_sweep_is_one_statement_by_the_partial_index(work, index, most):
     (sweep,) = plans(lambda: one_batch(work, batch=100))
     assert indexes(sweep) == {index, "Tid Scan"}
-    assert [node["Actual Rows"] for node in nodes(sweep) if node["Node Type"] == "LockRows"] == [100]
+    assert [
+        node["Actual Rows"] for node in nodes(sweep) if node["Node Type"] == "LockRows"
+    ] == [100]
     assert buffers(sweep) < most * 100
 
 
@@ -112,7 +131,9 @@ def test_a_sweep_is_one_statement_by_the_partial_index(work, index, most):
 def test_a_later_batch_skips_what_was_deleted(other_thread):
     """While somebody's old snapshot keeps the dead rows, each batch would walk all of those before it."""
     other_thread(take_a_snapshot)
-    first, *_others, last = plans(lambda: cleanup(batch=1000, pause=0, go_on=lambda swept: swept.rows < 8000))
+    first, *_others, last = plans(
+        lambda: cleanup(batch=1000, pause=0, go_on=lambda swept: swept.rows < 8000)
+    )
     assert buffers(last) < 1.5 * buffers(first)
 
 
@@ -129,7 +150,9 @@ def test_the_index_of_bodies_is_empty_without_an_audit_tier():
     IdempotencyRecord.objects.update(response_body=b"body")
     run_sql(f"VACUUM {TABLE}")
     with connection.cursor() as cursor:
-        cursor.execute("SELECT reltuples FROM pg_class WHERE relname = 'idempotency_record_bodies'")
+        cursor.execute(
+            "SELECT reltuples FROM pg_class WHERE relname = 'idempotency_record_bodies'"
+        )
         assert cursor.fetchone() == (0,)
 
 
@@ -150,12 +173,17 @@ def hurried(payer):
         (("idempotency_cleanup",), r"\s*WITH picked"),
         (("idempotency_cleanup", "--dry-run"), r"SELECT COUNT"),
         (("idempotency_privacy", "erase", "--scope=custom:public"), ".* LIMIT"),
-        (("idempotency_privacy", "erase", "--scope=custom:public", "--dry-run"), '.*"on_hold" FROM'),
+        (
+            ("idempotency_privacy", "erase", "--scope=custom:public", "--dry-run"),
+            '.*"on_hold" FROM',
+        ),
         (("idempotency_privacy", "export", "--scope=custom:public"), ".*has_body"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_a_slow_statement_of_maintenance_is_not_cancelled(hurried, capsys, command, step):
+def test_a_slow_statement_of_maintenance_is_not_cancelled(
+    hurried, capsys, command, step
+):
     with just_before(step, lambda: run_sql("SELECT pg_sleep(0.4)")):
         call_command(*command)
     assert run_sql("SHOW statement_timeout") == [("300ms",)]

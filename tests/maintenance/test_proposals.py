@@ -12,10 +12,26 @@ from django.contrib.auth.models import Permission
 
 from django_idempotency import signals
 from django_idempotency.maintenance import history
-from django_idempotency.maintenance.decisions import Act, Refusal, allow_retry, fail, marked_failed, resolve
+from django_idempotency.maintenance.decisions import (
+    Act,
+    Refusal,
+    allow_retry,
+    fail,
+    marked_failed,
+    resolve,
+)
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.database import ahead
-from tests.maintenance.test_decisions import ACTS, ENDING, RESPONSE, K, dead, done, on_hold, refused
+from tests.maintenance.test_decisions import (
+    ACTS,
+    ENDING,
+    RESPONSE,
+    K,
+    dead,
+    done,
+    on_hold,
+    refused,
+)
 from tests.support.callers import heard, row
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -29,9 +45,14 @@ def two(settings):
 @pytest.fixture
 def operators(django_user_model):
     """Three who may decide."""
-    users = [django_user_model.objects.create_user(name, is_staff=True) for name in ("alice", "bob", "carol")]
+    users = [
+        django_user_model.objects.create_user(name, is_staff=True)
+        for name in ("alice", "bob", "carol")
+    ]
     for user in users:
-        user.user_permissions.set(Permission.objects.filter(codename__endswith="_idempotencyrecord"))
+        user.user_permissions.set(
+            Permission.objects.filter(codename__endswith="_idempotencyrecord")
+        )
     return users
 
 
@@ -42,12 +63,17 @@ def test_a_decision_needs_the_same_proposal_by_another_operator(act, operators):
     before = row()
     with heard(signals.operator_decided) as sent:
         for _time in range(2):
-            assert refused(ACTS[act](by=alice, note="asked the bank")) == Refusal.PROPOSED
+            assert (
+                refused(ACTS[act](by=alice, note="asked the bank")) == Refusal.PROPOSED
+            )
         assert (row(), sent) == (before, [])
         done(ACTS[act](by=bob))
     assert [told["by"] for told in sent] == [bob]
     proposed = entries().filter(user_id=alice.pk).first()
-    assert (proposed.object_id, proposed.change_message.endswith("asked the bank")) == (str(K), True)
+    assert (proposed.object_id, proposed.change_message.endswith("asked the bank")) == (
+        str(K),
+        True,
+    )
 
 
 def entries():
@@ -57,10 +83,19 @@ def entries():
 
 OTHERS = {
     "another act": (partial(fail, K), partial(allow_retry, K)),
-    "another act, the same response": (partial(fail, K), partial(resolve, K, marked_failed(410, ""))),
-    "another response": (partial(resolve, K, RESPONSE), partial(resolve, K, replace(RESPONSE, body=b"1"))),
+    "another act, the same response": (
+        partial(fail, K),
+        partial(resolve, K, marked_failed(410, "")),
+    ),
+    "another response": (
+        partial(resolve, K, RESPONSE),
+        partial(resolve, K, replace(RESPONSE, body=b"1")),
+    ),
     "another status": (partial(fail, K, status=410), partial(fail, K, status=409)),
-    "another detail": (partial(fail, K, detail="lost"), partial(fail, K, detail="found")),
+    "another detail": (
+        partial(fail, K, detail="lost"),
+        partial(fail, K, detail="found"),
+    ),
 }
 
 
@@ -83,7 +118,9 @@ def test_a_proposal_ends_when_something_happens_to_the_record(operators):
     assert refused(allow_retry(K, by=bob)) == Refusal.PROPOSED
     entries().update(action_time=ahead(-60))
     IdempotencyRecord.objects.update(created_at=ahead(0))
-    assert refused(allow_retry(K, by=carol)) == Refusal.PROPOSED, "it is another life of the key"
+    assert refused(allow_retry(K, by=carol)) == Refusal.PROPOSED, (
+        "it is another life of the key"
+    )
 
 
 def test_a_proposal_ends_after_a_day(operators):
@@ -91,7 +128,9 @@ def test_a_proposal_ends_after_a_day(operators):
     on_hold()
     IdempotencyRecord.objects.update(created_at=ahead(-2 * 86400))
     refused(allow_retry(K, by=alice))
-    entries().update(action_time=entries().get().action_time - timedelta(days=1, seconds=1))
+    entries().update(
+        action_time=entries().get().action_time - timedelta(days=1, seconds=1)
+    )
     assert refused(allow_retry(K, by=bob)) == Refusal.PROPOSED
     done(allow_retry(K, by=carol))
 
@@ -121,7 +160,9 @@ def test_a_note_makes_no_proposal_of_an_entry(operators):
 def test_a_proposal_is_known_by_a_whole_digest(operators):
     on_hold()
     refused(resolve(K, RESPONSE, by=operators[0]))
-    assert re.match("Proposed [0-9a-f]{64}: ", entries().get().change_message), "a shorter one can be met twice"
+    assert re.match("Proposed [0-9a-f]{64}: ", entries().get().change_message), (
+        "a shorter one can be met twice"
+    )
 
 
 @pytest.mark.parametrize("by", [None, "alice"])
@@ -133,7 +174,9 @@ def test_a_decision_without_a_user_is_refused(by):
 @pytest.mark.usefixtures("no_history")
 def test_without_a_history_nothing_is_decided(operators):
     on_hold()
-    assert {refused(allow_retry(K, by=user)) for user in operators} == {Refusal.NO_SECOND}
+    assert {refused(allow_retry(K, by=user)) for user in operators} == {
+        Refusal.NO_SECOND
+    }
 
 
 def test_a_lease_is_extended_by_one(operators):

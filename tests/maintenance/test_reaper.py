@@ -13,7 +13,15 @@ from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Policy
-from tests.support.callers import claim, effects, entry_point, paying, record, row, shift
+from tests.support.callers import (
+    claim,
+    effects,
+    entry_point,
+    paying,
+    record,
+    row,
+    shift,
+)
 from tests.support.maintained import (
     DAY,
     HOLD,
@@ -38,9 +46,18 @@ pytestmark = pytest.mark.usefixtures("payer")
 def test_a_key_whose_lease_ran_out_is_free_to_retry(mode):
     dead(mode=mode)
     reaped = reap()
-    assert (reaped.done["failed"], reaped.done["on_hold"], reaped.finished) == (1, 0, True)
+    assert (reaped.done["failed"], reaped.done["on_hold"], reaped.finished) == (
+        1,
+        0,
+        True,
+    )
     found = row()
-    assert (found["status"], found["on_hold"], found["token"], found["locked_until"]) == ("failed", False, None, None)
+    assert (
+        found["status"],
+        found["on_hold"],
+        found["token"],
+        found["locked_until"],
+    ) == ("failed", False, None, None)
     assert entry_point(paying, mode=mode)().status_code == 201
     assert record().attempts == 2
 
@@ -53,7 +70,11 @@ def test_a_key_that_was_accepted_but_never_begun_is_reaped():
 
 def test_a_key_with_on_crash_hold_is_put_on_hold():
     dead(**HOLD)
-    assert (reap().done["failed"], record().on_hold, record().reason) == (0, True, engine.decisions.LEASE_LAPSED)
+    assert (reap().done["failed"], record().on_hold, record().reason) == (
+        0,
+        True,
+        engine.decisions.LEASE_LAPSED,
+    )
     assert entry_point(paying, **HOLD)().status_code == 409
     assert effects() == 0
 
@@ -119,7 +140,9 @@ def test_where_leases_can_not_be_renewed_none_is_taken_from_its_owner(monkeypatc
         return ownerless(seconds)
 
     dead(mode="lease")
-    shift(locked_at=-HOUR - 0.001, locked_until=-HOUR)  # a watch shorter than the query for its length is still a watch
+    shift(
+        locked_at=-HOUR - 0.001, locked_until=-HOUR
+    )  # a watch shorter than the query for its length is still a watch
     monkeypatch.setattr(reaper, "_is_ownerless", after_the_watch)
     with updates_refused(), pytest.raises(DatabaseError, match="no updates here"):
         reap()
@@ -129,7 +152,10 @@ def test_where_leases_can_not_be_renewed_none_is_taken_from_its_owner(monkeypatc
 def test_a_watch_that_the_deadline_cut_short_takes_no_lease():
     dead(mode="lease")
     dead("atomic")
-    assert (reap(max_seconds=0).done["failed"], keys(status="failed")) == (1, {"atomic"})
+    assert (reap(max_seconds=0).done["failed"], keys(status="failed")) == (
+        1,
+        {"atomic"},
+    )
     assert reap().done["failed"] == 1
 
 
@@ -156,5 +182,7 @@ def test_every_reaped_key_sends_one_signal_after_the_commit():
         reap()
     finally:
         signals.key_reaped.disconnect(hear)
-    expected = {(record(key).pk, key, key == "hold", False) for key in ("retry", "hold")}
+    expected = {
+        (record(key).pk, key, key == "hold", False) for key in ("retry", "hold")
+    }
     assert (set(sent), len(sent)) == (expected, 2)

@@ -32,7 +32,10 @@ def keys(settings):
     """Have other encryption keys in the settings."""
 
     def have(*texts, digests=(DIGEST,)):
-        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": list(texts), "DIGEST_KEYS": list(digests)}
+        settings.IDEMPOTENCY = {
+            "ENCRYPTION_KEYS": list(texts),
+            "DIGEST_KEYS": list(digests),
+        }
 
     have(OLD)
     return have
@@ -44,7 +47,12 @@ def done(*names, encrypt="require"):
 
 
 def keys_in_table():
-    return {headers[0][1] for headers in IdempotencyRecord.objects.values_list("response_headers", flat=True)}
+    return {
+        headers[0][1]
+        for headers in IdempotencyRecord.objects.values_list(
+            "response_headers", flat=True
+        )
+    }
 
 
 @pytest.mark.parametrize("batch", [1, 2, 100])
@@ -66,7 +74,10 @@ def test_only_the_response_is_written_and_only_once(keys):
     keys(NEW, OLD)
     reencrypt()
     once = row()
-    assert {name for name, value in once.items() if value != before[name]} == {"response_headers", "response_body"}
+    assert {name for name, value in once.items() if value != before[name]} == {
+        "response_headers",
+        "response_body",
+    }
     assert (reencrypt().rows, row()) == (0, once)
 
 
@@ -76,7 +87,12 @@ def test_an_unreadable_response_is_left_as_it_is(keys):
     before = row("a")
     keys(NEW, OLD)
     result = reencrypt()
-    assert (result.rows, result.left["unreadable"], result.complete, row("a")) == (1, 1, False, before)
+    assert (result.rows, result.left["unreadable"], result.complete, row("a")) == (
+        1,
+        1,
+        False,
+        before,
+    )
 
 
 def test_headers_without_a_body_are_encrypted_again(keys):
@@ -89,7 +105,11 @@ def test_headers_without_a_body_are_encrypted_again(keys):
     assert reencrypt().rows == 1
     keys(NEW)
     again = send()
-    assert (again.status_code, again.headers["Location"], is_replay(again)) == (201, "/payments/7/", True)
+    assert (again.status_code, again.headers["Location"], is_replay(again)) == (
+        201,
+        "/payments/7/",
+        True,
+    )
 
 
 def test_live_and_emptied_records_and_those_in_clear_are_not_touched(keys):
@@ -126,5 +146,10 @@ def test_the_command_fails_while_something_is_left(keys, capsys):
     done("a", "b")
     keys(NEW, OLD)
     with pytest.raises(SystemExit):
-        call_command("idempotency_privacy", "reencrypt", "--batch", "1", "--max-seconds", "0")
-    assert f"continue with --after {IdempotencyRecord.objects.order_by('pk').first().pk}" in capsys.readouterr().out
+        call_command(
+            "idempotency_privacy", "reencrypt", "--batch", "1", "--max-seconds", "0"
+        )
+    assert (
+        f"continue with --after {IdempotencyRecord.objects.order_by('pk').first().pk}"
+        in capsys.readouterr().out
+    )

@@ -16,7 +16,11 @@ from tests.support.callers import Gate, claim, record
 from tests.support.maintained import HOUR, TABLE, dead, fill, keys, postgresql
 from tests.support.shard_locks import refused_across_shards, shard_of
 
-pytestmark = [postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("payer", "short_watch")]
+pytestmark = [
+    postgresql,
+    pytest.mark.plain_table,
+    pytest.mark.usefixtures("payer", "short_watch"),
+]
 MANY = 24
 
 
@@ -28,7 +32,9 @@ def locked(payer, monkeypatch):
 
 
 def shards():
-    return {shard_of(id) for id in IdempotencyRecord.objects.values_list("pk", flat=True)}
+    return {
+        shard_of(id) for id in IdempotencyRecord.objects.values_list("pk", flat=True)
+    }
 
 
 def test_a_reaper_goes_shard_by_shard(locked):
@@ -60,7 +66,9 @@ def test_a_bad_record_of_a_shard_is_isolated(locked):
         dead(f"k{number}", mode="lease")
     bad = record("k4").pk
     with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {TABLE} ADD CONSTRAINT no_k4 CHECK (key <> 'k4' OR status <> 'failed') NOT VALID")
+        cursor.execute(
+            f"ALTER TABLE {TABLE} ADD CONSTRAINT no_k4 CHECK (key <> 'k4' OR status <> 'failed') NOT VALID"
+        )
         try:
             reaped = reap(batch=4)
         finally:
@@ -69,10 +77,14 @@ def test_a_bad_record_of_a_shard_is_isolated(locked):
 
 
 @pytest.mark.parametrize("batch", [7, 100])
-def test_a_cleanup_goes_shard_by_shard_and_passes_over_what_is_locked(locked, batch, other_thread):
+def test_a_cleanup_goes_shard_by_shard_and_passes_over_what_is_locked(
+    locked, batch, other_thread
+):
     fill(MANY, purge_at=-HOUR)
     reached = shards()
-    first = IdempotencyRecord.objects.order_by("purge_at").values_list("pk", flat=True)[0]
+    first = IdempotencyRecord.objects.order_by("purge_at").values_list("pk", flat=True)[
+        0
+    ]
     with locked_elsewhere(other_thread, first):
         assert cleanup(batch=batch, pause=0).rows == MANY - 1
     assert set().union(*locked) == reached

@@ -21,7 +21,18 @@ from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Body, Policy
 from tests.support.aliases import role
 from tests.support.callers import SCOPE, heard
-from tests.support.maintained import DAY, HOUR, TABLE, dead, done, fill, postgresql, row_locks, run_sql, sums
+from tests.support.maintained import (
+    DAY,
+    HOUR,
+    TABLE,
+    dead,
+    done,
+    fill,
+    postgresql,
+    row_locks,
+    run_sql,
+    sums,
+)
 from tests.support.threads import wait_little_for_locks
 
 pytestmark = pytest.mark.usefixtures("payer", "keys")
@@ -57,7 +68,11 @@ PASSES = {
 }
 CRYPTOGRAPHY = {"reencrypt": pytest.mark.cryptography}
 each_pass = pytest.mark.parametrize(
-    "one", [pytest.param(one, marks=CRYPTOGRAPHY.get(name, ()), id=name) for name, one in PASSES.items()]
+    "one",
+    [
+        pytest.param(one, marks=CRYPTOGRAPHY.get(name, ()), id=name)
+        for name, one in PASSES.items()
+    ],
 )
 
 
@@ -89,7 +104,11 @@ def test_a_record_that_somebody_has_locked_is_passed_over(one, other_thread):
         IdempotencyRecord.objects.select_for_update().get(key="a")
         other_thread(wait_little_for_locks)
         first = other_thread(one.work)
-    assert (first.rows, first.left.get("busy", 0), first.complete) == (2, int(one.walks), not one.walks)
+    assert (first.rows, first.left.get("busy", 0), first.complete) == (
+        2,
+        int(one.walks),
+        not one.walks,
+    )
     assert one.work().rows >= 1
     assert one.work(dry_run=True).complete
 
@@ -132,7 +151,12 @@ def bad_rows_refused():
 def test_a_record_that_can_not_be_written_does_not_stop_a_pass(one, batch):
     for key in ("a", "bad1", "b", "c", "bad2", "d"):
         one.make(key)
-    bad = {str(id) for id in IdempotencyRecord.objects.filter(key__startswith="bad").values_list("pk", flat=True)}
+    bad = {
+        str(id)
+        for id in IdempotencyRecord.objects.filter(key__startswith="bad").values_list(
+            "pk", flat=True
+        )
+    }
     with bad_rows_refused(), heard(signals.key_reaped) as reaped:
         swept = one.work(batch=batch, pause=0)
     assert (swept.rows, swept.bad.keys(), any(swept.left.values())) == (4, bad, False)
@@ -148,7 +172,9 @@ def test_live_owners_before_a_bad_row_do_not_loop(other_thread):
     for key in ("bad", "k"):
         dead(key)
     with bad_rows_refused(), engine.execution(live, Policy()) as run:
-        assert other_thread(lambda: [swept.done["failed"] for swept in sums(reap, batch=1)]) == [0, 1, 1]
+        assert other_thread(
+            lambda: [swept.done["failed"] for swept in sums(reap, batch=1)]
+        ) == [0, 1, 1]
         run.verdict = Keep(StoredResponse(201))
 
 
@@ -165,7 +191,10 @@ def test_a_lost_connection_makes_no_bad_row(proxy):
         return execute(sql, *details)
 
     with bad_rows_refused():
-        with connection.execute_wrapper(cut_the_second), pytest.raises(OperationalError):
+        with (
+            connection.execute_wrapper(cut_the_second),
+            pytest.raises(OperationalError),
+        ):
             reap()
         proxy.come_back()
         connection.close()
@@ -175,7 +204,9 @@ def test_a_lost_connection_makes_no_bad_row(proxy):
 def test_a_right_that_is_missing_is_an_error_and_not_a_bad_record():
     done("a")
     with role() as name, connection.cursor() as cursor:
-        cursor.execute(f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}; SET ROLE {name}")
+        cursor.execute(
+            f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}; SET ROLE {name}"
+        )
         with pytest.raises(ProgrammingError, match="permission denied"):
             cleanup()
 
@@ -204,7 +235,9 @@ def with_needless_bodies(count):
     ],
     ids=["reap", "cleanup", "drop_bodies", "erase"],
 )
-def test_batches_have_no_more_parameters_than_the_database_takes(work, make, monkeypatch):
+def test_batches_have_no_more_parameters_than_the_database_takes(
+    work, make, monkeypatch
+):
     make(70)
     monkeypatch.setattr(connection.features, "max_query_params", 60)
     sent = []
@@ -215,6 +248,9 @@ def test_batches_have_no_more_parameters_than_the_database_takes(work, make, mon
 
     with connection.execute_wrapper(count):
         assert work(batch=1000, pause=0).rows == 70
-    at_once = connection.vendor == "postgresql" and work in (cleanup, drop_bodies)  # these send no ids
+    at_once = connection.vendor == "postgresql" and work in (
+        cleanup,
+        drop_bodies,
+    )  # these send no ids
     assert max(sent) <= 60
     assert at_once or max(sent) >= 10

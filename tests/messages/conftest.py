@@ -26,28 +26,58 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Callable[..., Worker]]:
+def start_worker(
+    django_db_setup, rabbitmq_url, tmp_path_factory
+) -> Iterator[Callable[..., Worker]]:
     """Start a worker for the test database, on a queue of its own or on ``queue``; stopped after these tests.
 
     ``settings``: Django's, which differ. ``more``: variables of its environment.
     """
     environment = {
-        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+        "DATABASE_URL": database_url(
+            connection.settings_dict, connection.settings_dict["NAME"]
+        ),
         "CELERY_BROKER_URL": rabbitmq_url,
         "DJANGO_SETTINGS_MODULE": "tests.messages.worker_settings",
     }
-    command = [sys.executable, "-m", "celery", "-A", "testproject.celery", "worker", "-l", "INFO", "-c", "1"]
-    command += ["-I", "tests.messages.tasks", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "testproject.celery",
+        "worker",
+        "-l",
+        "INFO",
+        "-c",
+        "1",
+    ]
+    command += [
+        "-I",
+        "tests.messages.tasks",
+        "--without-gossip",
+        "--without-mingle",
+        "--without-heartbeat",
+    ]
     with ExitStack() as stack:
 
-        def start(queue: str | None = None, settings: dict[str, Any] | None = None, **more: str) -> Worker:
+        def start(
+            queue: str | None = None,
+            settings: dict[str, Any] | None = None,
+            **more: str,
+        ) -> Worker:
             more["WORKER_SETTINGS"] = json.dumps(settings or {})
             name = str(uuid4())
             log_file = tmp_path_factory.mktemp("worker") / "log"
             with log_file.open("wb") as log:
                 process = subprocess.Popen(
                     [*command, "-n", f"{name}@tests", "-Q", queue or name],
-                    **{"cwd": ROOT, "env": os.environ | environment | more, "stdout": log, "stderr": log},
+                    **{
+                        "cwd": ROOT,
+                        "env": os.environ | environment | more,
+                        "stdout": log,
+                        "stderr": log,
+                    },
                     start_new_session=True,
                 )
             worker = Worker(queue or name, process, log_file)
@@ -63,7 +93,10 @@ def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Ca
 def _delete_queue(rabbitmq_url: str, queue: str) -> None:
     from celery import Celery  # an extra
 
-    with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker, broker.channel() as channel:
+    with (
+        Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker,
+        broker.channel() as channel,
+    ):
         channel.queue_delete(queue)
 
 
@@ -82,12 +115,25 @@ def send(transactional_db, request) -> Iterator[Callable[..., str]]:
     get_user_model().objects.create_user("carol")
     from celery import Celery  # an extra
 
-    broker = request.getfixturevalue("redis_url" if request.node.get_closest_marker("redis") else "rabbitmq_url")
+    broker = request.getfixturevalue(
+        "redis_url" if request.node.get_closest_marker("redis") else "rabbitmq_url"
+    )
     with Celery(broker=broker, set_as_current=False) as producer:
 
-        def send(worker: Worker, task: Any, *args: Any, task_id: str | None = None, **options: Any) -> str:
+        def send(
+            worker: Worker,
+            task: Any,
+            *args: Any,
+            task_id: str | None = None,
+            **options: Any,
+        ) -> str:
             task_id = task_id or str(uuid4())
-            options = {"queue": worker.queue, "ignore_result": True, "task_id": task_id, **options}
+            options = {
+                "queue": worker.queue,
+                "ignore_result": True,
+                "task_id": task_id,
+                **options,
+            }
             producer.send_task(task.name, args=args, **options)
             return task_id
 
@@ -95,13 +141,24 @@ def send(transactional_db, request) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def start_consumer(transactional_db: None) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def start_consumer(
+    transactional_db: None,
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start ``idempotency_consume`` for a runner, on the test database; killed after the test."""
     with ExitStack() as stack:
 
         def start(path: str, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", "django", "idempotency_consume", path, *arguments]
-            process = subprocess.Popen(command, cwd=ROOT, env=environment() | more, stdout=subprocess.PIPE)
+            command = [
+                sys.executable,
+                "-m",
+                "django",
+                "idempotency_consume",
+                path,
+                *arguments,
+            ]
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment() | more, stdout=subprocess.PIPE
+            )
             stack.callback(process.communicate)
             stack.callback(process.kill)
             return process
@@ -112,7 +169,9 @@ def start_consumer(transactional_db: None) -> Iterator[Callable[..., subprocess.
 class Worker:
     """A Celery worker, with its one child process, in a process group of its own."""
 
-    def __init__(self, queue: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    def __init__(
+        self, queue: str, process: subprocess.Popen[bytes], log_file: Path
+    ) -> None:
         self.queue, self.process, self.log_file = queue, process, log_file
 
     def log(self) -> str:
@@ -120,7 +179,10 @@ class Worker:
 
     def returned(self, task_id: str) -> list[Any]:
         """What each delivery of the task came to here."""
-        return [ast.literal_eval(found) for found in re.findall(rf"{task_id}\] succeeded in \S+: (.*)", self.log())]
+        return [
+            ast.literal_eval(found)
+            for found in re.findall(rf"{task_id}\] succeeded in \S+: (.*)", self.log())
+        ]
 
     def told(self, task_id: str) -> list[str]:
         """How each delivery of the task ended here: what was returned, raised or said of it."""
@@ -138,5 +200,9 @@ class Worker:
 
     def kill_child(self) -> None:
         """SIGKILL to the process that runs the task alone."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            .read_text()
+            .split()
+        )
         os.kill(int(children[0]), signal.SIGKILL)

@@ -38,7 +38,9 @@ def log_rejection(*, reason: str, **_named: Any) -> None:
 
 def pay(reference: str, amount: int = 5) -> None:
     user = get_user_model().objects.get(username="carol")
-    LedgerEntry.objects.create(kind=LedgerEntry.Kind.CHARGE, user=user, amount=amount, reference=reference)
+    LedgerEntry.objects.create(
+        kind=LedgerEntry.Kind.CHARGE, user=user, amount=amount, reference=reference
+    )
 
 
 @shared_task(**LATE)
@@ -57,11 +59,15 @@ def large(reference: str) -> str:
 
 @shared_task(bind=True, default_retry_delay=0, **LATE)
 @idempotent_task
-def retries_with_other_arguments(task: Any, reference: str, amount: int, end: str) -> dict[str, int]:
+def retries_with_other_arguments(
+    task: Any, reference: str, amount: int, end: str
+) -> dict[str, int]:
     pay(reference, amount)
     if task.request.retries == 0:
         try:
-            task.retry(kwargs={"reference": reference, "amount": amount + 1, "end": end})
+            task.retry(
+                kwargs={"reference": reference, "amount": amount + 1, "end": end}
+            )
         finally:  # the retry is on its way already
             eventually(Path(end).exists)
     return {"amount": amount}

@@ -62,8 +62,13 @@ def fussy(message, context):
 def test_each_of_many_is_handled_once_and_in_order(mode):
     consumer = Consumer("c", pay, policy=Policy(mode=mode))
     assert kinds(consumer.consume_many(messages(*range(20)))) == [Done] * 20
-    assert kinds(consumer.consume_many(messages(*range(10, 30)))) == [AlreadyDone] * 10 + [Done] * 10
-    references = LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
+    assert (
+        kinds(consumer.consume_many(messages(*range(10, 30))))
+        == [AlreadyDone] * 10 + [Done] * 10
+    )
+    references = LedgerEntry.objects.order_by("created_at").values_list(
+        "reference", flat=True
+    )
     assert list(references) == [str(number) for number in range(30)]
 
 
@@ -71,7 +76,11 @@ def test_a_message_that_fails_or_is_refused_undoes_its_own_effect_alone():
     consumer = Consumer("c", fussy)
     deliveries = consumer.consume_many(messages("a", "failing", "b", "refused", "c"))
     assert kinds(deliveries) == [Done, Retry, Done, Refused, Done]
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b", "c"]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == [
+        "a",
+        "b",
+        "c",
+    ]
     again = consumer.consume_many(messages("a", "failing", "refused"))
     assert kinds(again) == [AlreadyDone, Done, Refused]
     assert effects() == 4
@@ -98,7 +107,12 @@ ONLY_IT, ALL = ["a", "spoilt", "b", "spoilt"], ["a", "spoilt", "a", "spoilt", "b
         (lambda message: transaction.set_rollback(True), ONLY_IT),
         (lambda message: connection.close(), ALL),
     ],
-    ids=["integrity error", "error of the cursor", "marked for rollback", "connection closed"],
+    ids=[
+        "integrity error",
+        "error of the cursor",
+        "marked for rollback",
+        "connection closed",
+    ],
 )
 def test_a_message_that_spoils_its_transaction_is_not_done(spoil, handled):
     """Nothing of it can be committed, so it is tried again, and the others are done.
@@ -114,10 +128,18 @@ def test_a_message_that_spoils_its_transaction_is_not_done(spoil, handled):
             spoil(message)
         return paid
 
-    assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [Done, Retry, Done]
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [
+        Done,
+        Retry,
+        Done,
+    ]
     assert seen == handled
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
-    assert kinds(Consumer("c", pay).consume_many(messages("a", "spoilt", "b"))) == [AlreadyDone, Done, AlreadyDone]
+    assert kinds(Consumer("c", pay).consume_many(messages("a", "spoilt", "b"))) == [
+        AlreadyDone,
+        Done,
+        AlreadyDone,
+    ]
 
 
 class Interrupted(Exception):
@@ -141,9 +163,15 @@ def interrupting(monkeypatch):
     return interrupt
 
 
-def test_an_effect_whose_rollback_is_interrupted_is_not_committed_with_the_others(interrupting):
+def test_an_effect_whose_rollback_is_interrupted_is_not_committed_with_the_others(
+    interrupting,
+):
     left = interrupting(Interrupted())
-    assert kinds(Consumer("c", fussy).consume_many(messages("a", "failing", "b"))) == [Done, Retry, Done]
+    assert kinds(Consumer("c", fussy).consume_many(messages("a", "failing", "b"))) == [
+        Done,
+        Retry,
+        Done,
+    ]
     assert not left
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
 
@@ -169,7 +197,11 @@ def test_hooks_of_one_that_fails_do_not_run():
 
 
 def test_an_id_twice_in_a_batch_is_a_duplicate():
-    assert kinds(Consumer("c", pay).consume_many(messages("a", "b", "a"))) == [Done, Done, AlreadyDone]
+    assert kinds(Consumer("c", pay).consume_many(messages("a", "b", "a"))) == [
+        Done,
+        Done,
+        AlreadyDone,
+    ]
     assert effects() == 2
 
 
@@ -179,9 +211,20 @@ def test_in_order_none_passes_one_that_is_to_come_again(mode):
     lane = messages("a", "refused", "failing", "b", "b", "c")
     first = consumer.consume_many(lane, in_order=True)
     assert kinds(first) == [Done, Refused, Retry, OutOfTurn, OutOfTurn, OutOfTurn]
-    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {"a", "refused", "failing"}
-    assert kinds(consumer.consume_many(lane[2:], in_order=True)) == [Done, Done, AlreadyDone, Done]
-    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {
+        "a",
+        "refused",
+        "failing",
+    }
+    assert kinds(consumer.consume_many(lane[2:], in_order=True)) == [
+        Done,
+        Done,
+        AlreadyDone,
+        Done,
+    ]
+    paid = list(
+        LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
+    )
     assert [id for id in paid if id not in ("refused", "failing")] == ["a", "b", "c"]
     assert paid.index("failing") < paid.index("b")
 
@@ -191,10 +234,14 @@ def test_a_batch_claims_and_completes_in_five_statements():
     consumer.consume_many(messages(*range(3)))
     with sent_statements() as statements:
         consumer.consume_many(messages(*range(10, 60)))
-    on_records = [s for s in statements.all if "django_idempotency" in s and "SAVEPOINT" not in s]
+    on_records = [
+        s for s in statements.all if "django_idempotency" in s and "SAVEPOINT" not in s
+    ]
     assert len(on_records) == 3
     assert len([s for s in statements.transaction if "SAVEPOINT" not in s]) == 2
-    savepoints = [together for together in statements.round_trips if "SAVEPOINT" in together[0]]
+    savepoints = [
+        together for together in statements.round_trips if "SAVEPOINT" in together[0]
+    ]
     assert len(savepoints) == 50  # one begins where the last one ends
     with sent_statements() as statements:
         consumer.consume_many(messages(*range(10, 60)))
@@ -209,22 +256,34 @@ def test_batches_in_different_orders_never_deadlock():
         deliveries = []
         for first in range(0, 200, 20):
             ids = list(range(first, first + 20))
-            deliveries += consumer.consume_many(messages(*(ids if index % 2 else reversed(ids))))
+            deliveries += consumer.consume_many(
+                messages(*(ids if index % 2 else reversed(ids)))
+            )
         return deliveries
 
     results = in_threads(4, work)
     flat = [delivery for deliveries in results for delivery in deliveries]
     assert kinds(flat).count(Done) == 200
     assert set(kinds(flat)) <= {Done, AlreadyDone, InFlightElsewhere}
-    assert LedgerEntry.objects.values("reference").distinct().count() == effects() == 202
+    assert (
+        LedgerEntry.objects.values("reference").distinct().count() == effects() == 202
+    )
 
 
-@pytest.mark.parametrize(("in_order", "last"), [(False, Done), (True, OutOfTurn)], ids=["", "in order"])
-def test_a_message_in_flight_elsewhere_is_passed_unless_all_go_in_order(other_thread, in_order, last):
+@pytest.mark.parametrize(
+    ("in_order", "last"), [(False, Done), (True, OutOfTurn)], ids=["", "in order"]
+)
+def test_a_message_in_flight_elsewhere_is_passed_unless_all_go_in_order(
+    other_thread, in_order, last
+):
     consumer = Consumer("c", pay)
 
     def handle(message, context):
-        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c"), in_order=in_order))
+        meanwhile.extend(
+            other_thread(
+                consumer.consume_many, messages("a", "b", "c"), in_order=in_order
+            )
+        )
         return pay(message, context)
 
     meanwhile = []
@@ -239,7 +298,9 @@ def test_a_commit_that_fails_leaves_the_others_to_themselves():
     def handle(message, context):
         paid = pay(message, context)
         if message.id == "bad":
-            LedgerEntry.objects.bulk_create([LedgerEntry(user_id=0, amount=0, reference="nobody")])
+            LedgerEntry.objects.bulk_create(
+                [LedgerEntry(user_id=0, amount=0, reference="nobody")]
+            )
         return paid
 
     deliveries = Consumer("c", handle).consume_many(messages("a", "bad", "b"))
@@ -259,7 +320,10 @@ def test_a_batch_that_has_lost_a_claim_commits_nothing():
     tokens = []
     assert kinds(Consumer("c", handle).consume_many(messages("a", "b"))) == [Done, Done]
     assert len(tokens) == 4, "each ran alone again"
-    assert (effects(), IdempotencyRecord.objects.filter(status="completed").count()) == (2, 2)
+    assert (
+        effects(),
+        IdempotencyRecord.objects.filter(status="completed").count(),
+    ) == (2, 2)
 
 
 def test_a_connection_that_breaks_in_a_batch_loses_nothing():
@@ -268,7 +332,10 @@ def test_a_connection_that_breaks_in_a_batch_loses_nothing():
     def cut():
         other = connection.copy()
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+            cursor.execute(
+                "SELECT pg_terminate_backend(%s, 5000)",
+                [connection.connection.info.backend_pid],
+            )
             killed.append(cursor.fetchone())
         other.close()
 
@@ -293,7 +360,9 @@ def test_claims_by_lock_that_end_meanwhile_hold_up_no_batch():
         for message in batch[:2]:
             id = record_id(f"consumer:c:{message.source}", message.id)
             cursor.execute(MEET, [1, id, id])
-        with just_before(r".*pg_try_advisory_xact_lock\(", lambda: cursor.execute("ROLLBACK")):
+        with just_before(
+            r".*pg_try_advisory_xact_lock\(", lambda: cursor.execute("ROLLBACK")
+        ):
             deliveries = consumer.consume_many(batch)
     other.close()
     assert kinds(deliveries) == [Done] * 3
@@ -319,8 +388,15 @@ print(*(type(delivery).__name__ for delivery in consumer.consume_many(batch)))
 def test_a_message_that_ends_its_process_takes_no_other_with_it():
     """The others are claimed with it once; after that only what begins to run is an attempt."""
     command = [sys.executable, "-c", POISONED]
-    runs = [subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True) for _n in range(3)]
-    assert [run.stdout for run in runs] == ["", "", "AlreadyDone Exhausted Done\n"], runs[-1].stderr
+    runs = [
+        subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True
+        )
+        for _n in range(3)
+    ]
+    assert [run.stdout for run in runs] == ["", "", "AlreadyDone Exhausted Done\n"], (
+        runs[-1].stderr
+    )
     assert effects() == 2
 
 
@@ -335,7 +411,9 @@ def test_a_handler_that_ends_the_transaction_itself_costs_no_effect(ids, stateme
         return paid
 
     told = Consumer("c", handle).consume_many(messages(*ids))
-    done = {id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)}
+    done = {
+        id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)
+    }
     there = sorted(LedgerEntry.objects.values_list("reference", flat=True))
     assert "a" in done <= set(there)
     assert there == sorted(set(there)), "each once"
@@ -348,10 +426,14 @@ def test_a_hook_that_raises_stops_no_other(caplog):
         raise LookupError("hook")
 
     def handle(message, context):
-        transaction.on_commit(fail if message.id == "b" else partial(ran.append, message.id))
+        transaction.on_commit(
+            fail if message.id == "b" else partial(ran.append, message.id)
+        )
         return pay(message, context)
 
-    assert kinds(Consumer("c", handle).consume_many(messages("a", "b", "c"))) == [Done] * 3
+    assert (
+        kinds(Consumer("c", handle).consume_many(messages("a", "b", "c"))) == [Done] * 3
+    )
     assert ran == ["a", "c"]
     assert "hook" in caplog.text
 

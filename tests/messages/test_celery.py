@@ -20,9 +20,21 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.usefixtures("transactional_db")]
 
 
-def charge(send, worker: Worker, task: Any = tasks.charge, *, task_id: str | None = None, **options: Any) -> str:
+def charge(
+    send,
+    worker: Worker,
+    task: Any = tasks.charge,
+    *,
+    task_id: str | None = None,
+    **options: Any,
+) -> str:
     """Send the task to a worker, under an id of its own or ``task_id``, which is returned."""
-    return send(worker, task, task_id=task_id, kwargs={"username": "carol", "amount": 5, "reference": "r", **options})
+    return send(
+        worker,
+        task,
+        task_id=task_id,
+        kwargs={"username": "carol", "amount": 5, "reference": "r", **options},
+    )
 
 
 def results(task_id: str, *workers: Worker, count: int = 1) -> list[Any]:
@@ -63,10 +75,14 @@ def test_a_task_whose_worker_is_killed_takes_effect_once(start_worker, send, kil
 
 
 @pytest.mark.postgresql
-def test_a_task_whose_database_goes_away_before_its_result_is_written_does_not_fail(start_worker, send):
+def test_a_task_whose_database_goes_away_before_its_result_is_written_does_not_fail(
+    start_worker, send
+):
     settings = connection.settings_dict
     with running_proxy(settings) as proxy:
-        near = database_url(settings, settings["NAME"], HOST="127.0.0.1", PORT=proxy.port)
+        near = database_url(
+            settings, settings["NAME"], HOST="127.0.0.1", PORT=proxy.port
+        )
         worker = start_worker(DATABASE_URL=f"{near}?sslmode=disable&gssencmode=disable")
         task_id = charge(send, worker, delay_ms=700)
         eventually(lambda: "charged r" in worker.log())

@@ -21,7 +21,11 @@ def ends(worker, task_id, count=1):
     """How so many deliveries of the task ended."""
 
     def ended():
-        told = [line for line in worker.told(task_id) if not line.startswith(("received", "retry:"))]
+        told = [
+            line
+            for line in worker.told(task_id)
+            if not line.startswith(("received", "retry:"))
+        ]
         return told if len(told) >= count else None
 
     return eventually(ended)
@@ -34,7 +38,11 @@ def effects():
 @pytest.mark.parametrize(
     ("task", "args", "result"),
     [
-        (tasks.typed, ["r"], "{'amount': Decimal('1.10'), 'raw': b'ff00'}"),  # as Celery logs bytes
+        (
+            tasks.typed,
+            ["r"],
+            "{'amount': Decimal('1.10'), 'raw': b'ff00'}",
+        ),  # as Celery logs bytes
         (tasks.ends_itself, ["r"], None),
     ],
     ids=["types", "Ignore"],
@@ -54,7 +62,13 @@ def test_a_replay_whose_result_was_too_large_fails_if_it_is_awaited(worker, send
     ends(worker, task_id)
     send(worker, tasks.large, "r", task_id=task_id)
     assert ends(worker, task_id, 2)[1] == "None"
-    send(worker, tasks.large, "r", task_id=task_id, link=tasks.child.si("next").set(queue=worker.queue))
+    send(
+        worker,
+        tasks.large,
+        "r",
+        task_id=task_id,
+        link=tasks.child.si("next").set(queue=worker.queue),
+    )
     assert "ResultNotKept" in ends(worker, task_id, 3)[2]
     assert effects() == [("r", 5)]
 
@@ -68,17 +82,23 @@ def test_a_task_that_an_operator_failed_does_not_succeed(worker, send):
     assert "TaskMarkedFailed('lost')" in ends(worker, task_id, 2)[1]
 
 
-def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(start_worker, send, tmp_path):
+def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(
+    start_worker, send, tmp_path
+):
     first = start_worker()
     second = start_worker(first.queue)
-    task_id = send(first, tasks.retries_with_other_arguments, "r", 5, str(tmp_path / "end"))
+    task_id = send(
+        first, tasks.retries_with_other_arguments, "r", 5, str(tmp_path / "end")
+    )
     eventually(lambda: "rejected: key_reused" in first.log() + second.log())
     (tmp_path / "end").touch()
     eventually(lambda: "{'amount': 6}" in first.told(task_id) + second.told(task_id))
     assert effects() == [("r", 6)]
 
 
-def test_a_task_that_sends_its_message_back_is_not_taken_for_one_that_crashes(worker, send, tmp_path):
+def test_a_task_that_sends_its_message_back_is_not_taken_for_one_that_crashes(
+    worker, send, tmp_path
+):
     task_id = send(worker, tasks.asks_its_broker_to_come_again, "r", str(tmp_path))
     eventually(lambda: "'r'" in worker.told(task_id))
     assert effects() == [("r", 5)]
@@ -106,9 +126,17 @@ def test_a_task_that_calls_another_ones_run_runs_it(worker, send, parent):
 
 def test_callbacks_of_a_replay_have_the_ids_of_the_first(worker, send):
     began = len(worker.log())
-    task_id = send(worker, tasks.child, "r", link=tasks.child.si("linked").set(queue=worker.queue))
+    task_id = send(
+        worker, tasks.child, "r", link=tasks.child.si("linked").set(queue=worker.queue)
+    )
     eventually(lambda: ("linked", 5) in effects())
-    send(worker, tasks.child, "r", task_id=task_id, link=tasks.child.si("linked").set(queue=worker.queue))
+    send(
+        worker,
+        tasks.child,
+        "r",
+        task_id=task_id,
+        link=tasks.child.si("linked").set(queue=worker.queue),
+    )
     ends(worker, task_id, 2)
     (first, second) = eventually(lambda: _ids_of_linked(worker, began))
     assert first == second
@@ -116,14 +144,20 @@ def test_callbacks_of_a_replay_have_the_ids_of_the_first(worker, send):
 
 
 def _ids_of_linked(worker, began):
-    ids = re.findall(r"\[([0-9a-f-]+)\] succeeded in \S+: 'linked'", worker.log()[began:])
+    ids = re.findall(
+        r"\[([0-9a-f-]+)\] succeeded in \S+: 'linked'", worker.log()[began:]
+    )
     return ids if len(ids) == 2 else None
 
 
 @pytest.mark.parametrize(
-    "task", [tasks.exits, pytest.param(tasks.dies_by_lock, marks=pytest.mark.postgresql)], ids=["exits", "killed, lock"]
+    "task",
+    [tasks.exits, pytest.param(tasks.dies_by_lock, marks=pytest.mark.postgresql)],
+    ids=["exits", "killed, lock"],
 )
-def test_a_task_that_ends_its_worker_is_tried_three_times_and_rejected(start_worker, send, task):
+def test_a_task_that_ends_its_worker_is_tried_three_times_and_rejected(
+    start_worker, send, task
+):
     """What its broker delivers again after a claim by lock claims by a record, which counts."""
     worker = start_worker()
     send(worker, task, "r")
@@ -140,22 +174,37 @@ def test_a_call_with_keywords_is_the_call_with_positions(worker, send):
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send, compression):
+def test_a_message_in_flight_keeps_serializer_and_correlation(
+    start_worker, send, compression
+):
     """Without ``acks_late`` the broker has it no more, so it is published again: as it came."""
-    options = {"settings": {"CELERY_ACCEPT_CONTENT": ["json", "pickle"]}, "C_FORCE_ROOT": "1"}
+    options = {
+        "settings": {"CELERY_ACCEPT_CONTENT": ["json", "pickle"]},
+        "C_FORCE_ROOT": "1",
+    }
     first = start_worker(**options)
     second = start_worker(first.queue, **options)
     task = tasks.dawdles_and_has_acknowledged
     task_id = send(first, task, "r", 3, serializer="pickle")
     eventually(lambda: "dawdles r" in first.log() + second.log())
-    send(first, task, "r", 3, serializer="pickle", compression=compression, task_id=task_id)
+    send(
+        first,
+        task,
+        "r",
+        3,
+        serializer="pickle",
+        compression=compression,
+        task_id=task_id,
+    )
     eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2)
     assert effects() == [("r", 5)]
     assert "NotNow" in first.log() + second.log()
 
 
 @pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.hidden])
-def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(start_worker, send, rabbitmq_url, task):
+def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(
+    start_worker, send, rabbitmq_url, task
+):
     worker = start_worker()
     task_id = send(worker, task, "r")
     ends(worker, task_id)
@@ -164,7 +213,14 @@ def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(start_wo
     eventually(lambda: worker.log().count(f"[{task_id}] received") == 3)
     worker.kill()
     with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker:
-        eventually(lambda: broker.default_channel.queue_declare(worker.queue, passive=True).message_count == 1)
+        eventually(
+            lambda: (
+                broker.default_channel.queue_declare(
+                    worker.queue, passive=True
+                ).message_count
+                == 1
+            )
+        )
 
 
 def test_a_task_keeps_the_request_class_that_its_project_gave_it(worker, send):
@@ -187,15 +243,21 @@ def test_a_message_on_hold_stays_one_message(start_worker, send, redis_url):
     eventually(lambda: worker.log().count(f"[{task_id}] received") >= 6, within=60)
     with Redis.from_url(redis_url) as redis:
         waiting = redis.llen(worker.queue)
-        unacknowledged = sum(task_id.encode() in text for text in redis.hvals("unacked"))
+        unacknowledged = sum(
+            task_id.encode() in text for text in redis.hvals("unacked")
+        )
         assert waiting + unacknowledged <= 1
         redis.delete(worker.queue)
 
 
 @pytest.mark.redis
 @pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.refuses])
-def test_a_message_on_hold_leaves_its_place_in_the_worker_to_others(start_worker, send, redis_url, task):
-    worker = start_worker(CELERY_BROKER_URL=redis_url, settings={"CELERY_WORKER_DISABLE_PREFETCH": True})
+def test_a_message_on_hold_leaves_its_place_in_the_worker_to_others(
+    start_worker, send, redis_url, task
+):
+    worker = start_worker(
+        CELERY_BROKER_URL=redis_url, settings={"CELERY_WORKER_DISABLE_PREFETCH": True}
+    )
     on_hold = send(worker, task, "r")
     ends(worker, on_hold)
     IdempotencyRecord.objects.update(on_hold=True)

@@ -30,21 +30,32 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 def test_json_that_is_only_written_otherwise_is_the_same_body():
     consume(MESSAGE, pay)
-    assert isinstance(consume(Message("payments", "id-1", b'{"currency":"EUR","amount":5}'), pay), AlreadyDone)
+    assert isinstance(
+        consume(Message("payments", "id-1", b'{"currency":"EUR","amount":5}'), pay),
+        AlreadyDone,
+    )
 
 
 def test_an_id_that_is_used_for_another_body_is_rejected():
     consume(MESSAGE, pay)
-    assert isinstance(consume(Message("payments", "id-1", b'{"amount": 6}'), pay), Reject)
+    assert isinstance(
+        consume(Message("payments", "id-1", b'{"amount": 6}'), pay), Reject
+    )
     assert effects() == 1
 
 
 def test_of_concurrent_deliveries_one_is_handled():
     """And then once more: where writers meet, as in SQLite and MariaDB, all of them may be told to come again."""
-    answers = [*in_threads(8, lambda _index: consume(MESSAGE, pay)), consume(MESSAGE, pay)]
+    answers = [
+        *in_threads(8, lambda _index: consume(MESSAGE, pay)),
+        consume(MESSAGE, pay),
+    ]
     (done,) = [answer for answer in answers if type(answer) is Done]
     assert done.result["paid"] == 5
-    assert all(isinstance(answer, RetryLater) or answer.result == done.result for answer in answers)
+    assert all(
+        isinstance(answer, RetryLater) or answer.result == done.result
+        for answer in answers
+    )
     assert effects() == 1
 
 
@@ -56,7 +67,9 @@ def test_a_delivery_while_another_is_at_work_is_to_be_retried_later(other_thread
 
     meanwhile = []
     assert isinstance(consume(MESSAGE, work), Ack)
-    assert meanwhile == [InFlightElsewhere(1, "another consumer is handling the message")]
+    assert meanwhile == [
+        InFlightElsewhere(1, "another consumer is handling the message")
+    ]
     assert effects() == 1
 
 

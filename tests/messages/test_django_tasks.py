@@ -25,7 +25,9 @@ def run_again(result):
     """What a worker does with a task whose first worker died before it could say how it ended."""
     from django.tasks import TaskContext
 
-    return result.task.call(TaskContext(task_result=result), *result.args, **result.kwargs)
+    return result.task.call(
+        TaskContext(task_result=result), *result.args, **result.kwargs
+    )
 
 
 def test_a_task_that_is_run_again_returns_its_first_result(tasks):

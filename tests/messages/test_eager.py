@@ -29,7 +29,9 @@ def task():
 
 
 @pytest.mark.parametrize(("mode", "records"), [("atomic", 1), ("lease", 2)])
-def test_an_eager_task_is_a_part_of_an_atomic_view_and_has_its_own_record_in_a_lease_view(task, mode, records):
+def test_an_eager_task_is_a_part_of_an_atomic_view_and_has_its_own_record_in_a_lease_view(
+    task, mode, records
+):
     def view(request):
         task.delay("eager")
         return HttpResponse(status=201)
@@ -67,9 +69,13 @@ CIRCLE.append(CIRCLE)
 
 
 @pytest.mark.parametrize(
-    "argument", ["eager", {("EUR", 1): 5}, Frame(), CIRCLE], ids=["text", "keys", "no truth value", "circle"]
+    "argument",
+    ["eager", {("EUR", 1): 5}, Frame(), CIRCLE],
+    ids=["text", "keys", "no truth value", "circle"],
 )
-def test_a_task_in_no_transaction_runs_once_even_with_arguments_that_json_can_not_hold(argument):
+def test_a_task_in_no_transaction_runs_once_even_with_arguments_that_json_can_not_hold(
+    argument,
+):
     app = Celery("tests", set_as_current=False)
 
     @app.task(name="tests.pay", shared=False)
@@ -77,7 +83,10 @@ def test_a_task_in_no_transaction_runs_once_even_with_arguments_that_json_can_no
     def charge(argument):
         return str(pay("eager").pk)
 
-    assert charge.apply([argument], task_id="1").get() == charge.apply([argument], task_id="1").get()
+    assert (
+        charge.apply([argument], task_id="1").get()
+        == charge.apply([argument], task_id="1").get()
+    )
     assert effects("eager") == 1
 
 
@@ -85,7 +94,12 @@ def test_the_decorator_above_shared_task_is_refused():
     def charge():
         raise AssertionError("it ran")
 
-    with pytest.raises(ImproperlyConfigured, match="Put @idempotent_task below @shared_task"):
+    with pytest.raises(
+        ImproperlyConfigured, match="Put @idempotent_task below @shared_task"
+    ):
         idempotent_task(shared_task(name="tests.above")(charge))
-    with Celery(set_as_current=False) as app, pytest.raises(ImproperlyConfigured, match="below @shared_task"):
+    with (
+        Celery(set_as_current=False) as app,
+        pytest.raises(ImproperlyConfigured, match="below @shared_task"),
+    ):
         idempotent_task(policy=Policy())(app.task(name="above")(charge))

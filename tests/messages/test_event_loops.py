@@ -8,7 +8,16 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.messages import AlreadyDone, Consumer, Done, Message, Refused, RejectMessage, Retry, consume
+from django_idempotency.messages import (
+    AlreadyDone,
+    Consumer,
+    Done,
+    Message,
+    Refused,
+    RejectMessage,
+    Retry,
+    consume,
+)
 from django_idempotency.messages import current_context as context_here
 from django_idempotency.values.policy import Policy
 from tests.messages.handlers import MESSAGE, pay
@@ -36,20 +45,29 @@ def run(*deliveries):
 
 
 def test_a_coroutine_function_is_awaited_once():
-    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [Done({"paid": 5, "attempt": 1})]
-    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [AlreadyDone({"paid": 5, "attempt": 1})]
+    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [
+        Done({"paid": 5, "attempt": 1})
+    ]
+    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [
+        AlreadyDone({"paid": 5, "attempt": 1})
+    ]
     assert effects() == 1
 
 
 def test_a_plain_function_runs_in_a_thread_in_atomic_mode():
     messages = [Message("queue", str(number)) for number in range(8)]
-    assert run(*(aconsume(message, pay) for message in messages)) == [Done({"paid": 5, "attempt": 1})] * 8
+    assert (
+        run(*(aconsume(message, pay) for message in messages))
+        == [Done({"paid": 5, "attempt": 1})] * 8
+    )
     assert run(aconsume(messages[0], pay)) == [AlreadyDone({"paid": 5, "attempt": 1})]
     assert effects() == 8
 
 
 def test_a_coroutine_function_in_atomic_mode_is_refused():
-    with pytest.raises(ImproperlyConfigured, match=r'^tests\.\S+\.apay is async .*mode="lease"'):
+    with pytest.raises(
+        ImproperlyConfigured, match=r'^tests\.\S+\.apay is async .*mode="lease"'
+    ):
         run(aconsume(MESSAGE, apay))
 
 
@@ -58,22 +76,38 @@ class Callable:
         return await apay(message, context)
 
 
-@pytest.mark.parametrize(("handler", "name"), [(apay, "apay"), (Callable(), "Callable")], ids=["function", "object"])
+@pytest.mark.parametrize(
+    ("handler", "name"),
+    [(apay, "apay"), (Callable(), "Callable")],
+    ids=["function", "object"],
+)
 def test_a_coroutine_function_is_refused_where_it_would_not_be_awaited(handler, name):
     """Its effects would be missing, and each message would be tried until it is a dead letter."""
     consumer = Consumer("receipts", handler, policy=LEASE)
-    for use in (lambda: consumer.consume(MESSAGE), lambda: consumer.consume_many([MESSAGE])):
-        with pytest.raises(ImproperlyConfigured, match=rf"{name} is async, so only aconsume\(\) can run it"):
+    for use in (
+        lambda: consumer.consume(MESSAGE),
+        lambda: consumer.consume_many([MESSAGE]),
+    ):
+        with pytest.raises(
+            ImproperlyConfigured,
+            match=rf"{name} is async, so only aconsume\(\) can run it",
+        ):
             use()
-    assert run(aconsume(MESSAGE, handler, policy=LEASE)) == [Done({"paid": 5, "attempt": 1})]
+    assert run(aconsume(MESSAGE, handler, policy=LEASE)) == [
+        Done({"paid": 5, "attempt": 1})
+    ]
     assert effects() == 1
 
 
 def test_a_message_whose_handler_returns_a_coroutine_is_not_done():
-    delivery = consume(MESSAGE, lambda message, context: apay(message, context), policy=LEASE)
+    delivery = consume(
+        MESSAGE, lambda message, context: apay(message, context), policy=LEASE
+    )
     assert isinstance(delivery, Retry)
     assert "aconsume()" in delivery.reason
-    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [Done({"paid": 5, "attempt": 2})]
+    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [
+        Done({"paid": 5, "attempt": 2})
+    ]
     assert effects() == 1
 
 

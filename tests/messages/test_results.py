@@ -41,7 +41,11 @@ def test_a_replay_has_the_first_result(result):
 
 
 @pytest.mark.usefixtures("transactional_db")
-@pytest.mark.parametrize("result", [Decimal("1.10"), {"paid": date(2026, 1, 2)}, (1, 2), {1: "one"}], ids=repr)
+@pytest.mark.parametrize(
+    "result",
+    [Decimal("1.10"), {"paid": date(2026, 1, 2)}, (1, 2), {1: "one"}],
+    ids=repr,
+)
 def test_a_result_that_json_would_change_is_refused_before_commit(result):
     assert "JSON" in consume(MESSAGE, lambda *given: [pay(*given), result]).reason
     assert effects() == 0
@@ -50,7 +54,9 @@ def test_a_result_that_json_would_change_is_refused_before_commit(result):
 
 @pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize(
-    "policy", [Policy(body=Body(limit=10)), Policy(body=Body(store=False))], ids=["large", "by policy"]
+    "policy",
+    [Policy(body=Body(limit=10)), Policy(body=Body(store=False))],
+    ids=["large", "by policy"],
 )
 def test_a_result_that_is_not_kept_is_marked_as_such(policy):
     consume(MESSAGE, pay, policy=policy)
@@ -61,14 +67,18 @@ def test_a_result_that_is_not_kept_is_marked_as_such(policy):
 @pytest.mark.usefixtures("transactional_db")
 def test_a_result_of_exactly_the_limit_is_kept():
     policy = Policy(body=Body(limit=6))
-    assert [consume(MESSAGE, lambda *given: "four", policy=policy).result for _ in range(2)] == ["four"] * 2
+    assert [
+        consume(MESSAGE, lambda *given: "four", policy=policy).result for _ in range(2)
+    ] == ["four"] * 2
 
 
 @pytest.mark.usefixtures("transactional_db")
 def test_lease_mode_completes_without_a_storable_result():
     """Its effects have happened: they may not happen at every delivery."""
     policy = Policy(mode="lease")
-    assert isinstance(consume(MESSAGE, lambda *given: [pay(*given), object()], policy=policy), Done)
+    assert isinstance(
+        consume(MESSAGE, lambda *given: [pay(*given), object()], policy=policy), Done
+    )
     assert consume(MESSAGE, pay, policy=policy) == AlreadyDone(NOT_KEPT)
     assert effects() == 1
 
@@ -85,7 +95,9 @@ def failed(transactional_db):
 
 
 def test_a_message_that_an_operator_failed_is_no_success(failed):
-    assert not isinstance(decisions.fail(failed, detail="never paid"), decisions.Refusal)
+    assert not isinstance(
+        decisions.fail(failed, detail="never paid"), decisions.Refusal
+    )
     assert consume(MESSAGE, pay) == MarkedFailed("never paid")
     assert effects() == 0
 
@@ -100,14 +112,20 @@ def test_a_message_that_an_operator_failed_is_no_success(failed):
         (b"\xff", "text/plain", NOT_KEPT),
     ],
 )
-def test_a_message_that_an_operator_resolved_has_that_result(failed, body, kind, result):
+def test_a_message_that_an_operator_resolved_has_that_result(
+    failed, body, kind, result
+):
     decisions.resolve(failed, StoredResponse(200, (("Content-Type", kind),), body))
     assert consume(MESSAGE, pay) == AlreadyDone(result)
 
 
-@pytest.mark.parametrize("body", [b"", b"no", b'"no"', b'{"detail": "no"}', b"\xff", b"[]"])
+@pytest.mark.parametrize(
+    "body", [b"", b"no", b'"no"', b'{"detail": "no"}', b"\xff", b"[]"]
+)
 def test_the_reason_of_a_stored_failure_is_text(failed, body):
-    decisions.resolve(failed, StoredResponse(422, (("Content-Type", "application/json"),), body))
+    decisions.resolve(
+        failed, StoredResponse(422, (("Content-Type", "application/json"),), body)
+    )
     delivery = consume(MESSAGE, pay)
     assert isinstance(delivery, Refused)
     assert isinstance(delivery.reason, str)
@@ -125,7 +143,13 @@ def key(id, source="queue"):
     return identified(Message(source, id)).id
 
 
-PLAIN = ["a", "x" * 255, "8e03978e-40d5-43e8-bc93-6894a57f9324", "topic-7-1234", "a~sha256:b"]
+PLAIN = [
+    "a",
+    "x" * 255,
+    "8e03978e-40d5-43e8-bc93-6894a57f9324",
+    "topic-7-1234",
+    "a~sha256:b",
+]
 TEXTS = [(7, "7"), (UUID(int=7), str(UUID(int=7))), (b"seven", "seven")]
 
 
@@ -134,7 +158,9 @@ def test_an_id_that_can_be_stored_is_its_own_key(id, text):
     assert key(id) == text
 
 
-@pytest.mark.parametrize("id", ["x" * 256, "a\0b", "a b", "ü", "\udcff", "line\n", b"\xff"])
+@pytest.mark.parametrize(
+    "id", ["x" * 256, "a\0b", "a b", "ü", "\udcff", "line\n", b"\xff"]
+)
 def test_other_ids_are_hashed_behind_what_is_readable(id):
     hashed = key(id)
     assert len(hashed) <= 255
@@ -166,7 +192,9 @@ def test_a_message_without_a_usable_id_is_rejected_with_a_reason(id):
 @pytest.mark.usefixtures("transactional_db")
 def test_a_body_that_is_not_bytes_is_rejected_with_a_reason(body):
     delivery = consume(Message("queue", "1", body), pay)
-    assert delivery == Malformed(f"its body is of type {type(body).__name__}; it must be bytes")
+    assert delivery == Malformed(
+        f"its body is of type {type(body).__name__}; it must be bytes"
+    )
 
 
 @pytest.mark.usefixtures("transactional_db")

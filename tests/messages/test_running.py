@@ -62,11 +62,19 @@ class Memory(Runner[str]):
 
 
 def memory():
-    return Memory(Consumer("tests", pay, policy=Policy(mode=Lease(seconds=20), retention=8 * 86400)))
+    return Memory(
+        Consumer(
+            "tests", pay, policy=Policy(mode=Lease(seconds=20), retention=8 * 86400)
+        )
+    )
 
 
 def by_lock():
-    return Memory(Consumer("tests", pay, policy=Policy(mode=Atomic(claim="lock"), retention=8 * 86400)))
+    return Memory(
+        Consumer(
+            "tests", pay, policy=Policy(mode=Atomic(claim="lock"), retention=8 * 86400)
+        )
+    )
 
 
 def late():
@@ -79,7 +87,14 @@ no_runner = "text"
 @pytest.mark.usefixtures("transactional_db")
 def test_a_broken_connection_is_replaced():
     with another_alias("elsewhere", CONN_MAX_AGE=None) as alias:
-        runner = Memory(Consumer("tests", reading(alias)), "last", "breaks", "next", "last again", batch=1)
+        runner = Memory(
+            Consumer("tests", reading(alias)),
+            "last",
+            "breaks",
+            "next",
+            "last again",
+            batch=1,
+        )
         with running(runner):
             eventually(lambda: sum(runner.counts.values()) == 4)
     assert runner.put_off == ["breaks"]
@@ -125,7 +140,9 @@ def test_messages_of_a_lane_keep_their_order_when_the_store_comes_back(proxy):
 
     def handle(message, context):
         handled.append(message.id)
-        if message.id == "a1" and handled.count("a1") < 3:  # in its batch, and then alone
+        if (
+            message.id == "a1" and handled.count("a1") < 3
+        ):  # in its batch, and then alone
             raise StoreUnavailable
         return pay(message, context)
 
@@ -136,15 +153,22 @@ def test_messages_of_a_lane_keep_their_order_when_the_store_comes_back(proxy):
         eventually(lambda: runner.counts["StoreAway"] > 3)
         proxy.come_back()
         eventually(lambda: runner.counts["Done"] == 12)
-    done = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
-    assert [[id for id in done if id[0] == lane] for lane in "ab"] == [ids[::2], ids[1::2]]
+    done = list(
+        LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
+    )
+    assert [[id for id in done if id[0] == lane] for lane in "ab"] == [
+        ids[::2],
+        ids[1::2],
+    ]
 
 
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize("claim", ["record", "lock"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_message_that_only_seems_to_lose_the_store_keeps_no_other_waiting(claim, batch):
+def test_a_message_that_only_seems_to_lose_the_store_keeps_no_other_waiting(
+    claim, batch
+):
     """It breaks its own connection each time. It goes back to its broker, and its attempts are counted."""
 
     def handle(message, context):
@@ -154,7 +178,12 @@ def test_a_message_that_only_seems_to_lose_the_store_keeps_no_other_waiting(clai
         return pay(message, context)
 
     policy = Policy(mode=Atomic(claim=claim))
-    runner = Memory(Consumer("tests", handle, max_attempts=3, policy=policy), "poison", *"abcdefghij", batch=batch)
+    runner = Memory(
+        Consumer("tests", handle, max_attempts=3, policy=policy),
+        "poison",
+        *"abcdefghij",
+        batch=batch,
+    )
     with running(runner):
         eventually(lambda: runner.put_off and runner.counts["Done"] == 10)
         assert runner.dead == []
@@ -168,7 +197,9 @@ def test_a_message_that_the_broker_does_not_delay_is_tried_again_in_the_runner()
         def later(self, received, delay):
             raise NotTaken("no room")
 
-    runner = Full(Consumer("tests", pay_from(3, "m"), backoff=Backoff(first=0.1)), "m", "n")
+    runner = Full(
+        Consumer("tests", pay_from(3, "m"), backoff=Backoff(first=0.1)), "m", "n"
+    )
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 2)
     assert (runner.counts["Retry"], effects()) == (2, 2)
@@ -184,7 +215,10 @@ def test_a_message_that_can_not_be_identified_ends_no_runner():
     with running(runner):
         eventually(lambda: runner.counts["Done"] and runner.dead)
     ((received, headers),) = runner.dead
-    assert (received, headers["idempotency-reason"]) == ("poison", "it can't be identified: KeyError('poison')")
+    assert (received, headers["idempotency-reason"]) == (
+        "poison",
+        "it can't be identified: KeyError('poison')",
+    )
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -237,7 +271,9 @@ def test_the_command_says_what_is_wrong(arguments, sentence):
 
 
 def test_checks_of_runners(settings, db):
-    settings.IDEMPOTENCY = {"CONSUMERS": [f"{HERE}.{name}" for name in ("nothing", "no_runner", "memory")]}
+    settings.IDEMPOTENCY = {
+        "CONSUMERS": [f"{HERE}.{name}" for name in ("nothing", "no_runner", "memory")]
+    }
     assert ids_found("E037", "W038", "W039") == ["E037", "E037"]
 
 

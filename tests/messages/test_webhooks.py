@@ -22,7 +22,10 @@ from tests.support.callers import all_effects as effects
 
 pytestmark = [pytest.mark.webhooks, pytest.mark.usefixtures("transactional_db")]
 
-OLD, NEW, ANOTHER = ("whsec_" + base64.b64encode(word * 8).decode() for word in (b"old ", b"new ", b"own "))
+OLD, NEW, ANOTHER = (
+    "whsec_" + base64.b64encode(word * 8).decode()
+    for word in (b"old ", b"new ", b"own ")
+)
 BODY = b'{"type": "paid", "data": {"amount": 5}}'
 
 
@@ -43,7 +46,9 @@ class Refusing(Hook):
         raise RejectMessage("unknown type")
 
 
-urlpatterns = [path(f"{view.__name__}/", view.as_view()) for view in (Hook, Failing, Refusing)]
+urlpatterns = [
+    path(f"{view.__name__}/", view.as_view()) for view in (Hook, Failing, Refusing)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +59,17 @@ def urls(settings):
 def signed(id="evt-1", body=BODY, *, secret=NEW, at=None):
     at = at or datetime.now(UTC)
     signature = Webhook(secret).sign(id, at, body.decode())
-    return {"webhook-id": id, "webhook-timestamp": str(int(at.timestamp())), "webhook-signature": signature}
+    return {
+        "webhook-id": id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": signature,
+    }
 
 
 def post(headers, body=BODY, view=Hook):
-    return Client().post(f"/{view.__name__}/", body, content_type="application/json", headers=headers)
+    return Client().post(
+        f"/{view.__name__}/", body, content_type="application/json", headers=headers
+    )
 
 
 def test_a_view_that_does_not_say_whose_events_it_verifies_is_refused():
@@ -70,9 +81,18 @@ def test_a_view_that_does_not_say_whose_events_it_verifies_is_refused():
 
 @pytest.mark.parametrize("by", ["policy", "setting"])
 def test_a_retention_shorter_than_signatures_are_accepted_is_refused(settings, by):
-    short = type("Short", (Hook,), {"policy": Policy(retention=599)} if by == "policy" else {"policy": None})
-    settings.IDEMPOTENCY = {} if by == "policy" else {"RETENTION": 599, "LEASE": Lease(seconds=10)}
-    with pytest.raises(ImproperlyConfigured, match="Short: its retention of 599 s is shorter than the 600 s"):
+    short = type(
+        "Short",
+        (Hook,),
+        {"policy": Policy(retention=599)} if by == "policy" else {"policy": None},
+    )
+    settings.IDEMPOTENCY = (
+        {} if by == "policy" else {"RETENTION": 599, "LEASE": Lease(seconds=10)}
+    )
+    with pytest.raises(
+        ImproperlyConfigured,
+        match="Short: its retention of 599 s is shorter than the 600 s",
+    ):
         short.as_view()
     settings.IDEMPOTENCY = {}
     type("Long", (Hook,), {"policy": Policy(retention=600)}).as_view()
@@ -80,14 +100,19 @@ def test_a_retention_shorter_than_signatures_are_accepted_is_refused(settings, b
 
 def test_another_timestamp_and_signature_make_no_other_event():
     earlier = datetime.now(UTC) - timedelta(seconds=60)
-    assert (post(signed()).status_code, post(signed(at=earlier)).status_code) == (200, 200)
+    assert (post(signed()).status_code, post(signed(at=earlier)).status_code) == (
+        200,
+        200,
+    )
     assert (effects(), IdempotencyRecord.objects.get().key) == (1, "evt-1")
 
 
 def test_a_path_can_have_a_secret_of_its_own():
     view = Hook.as_view(source="another", verify=standard_webhook(ANOTHER))
     for secret, status in ((ANOTHER, 200), (NEW, 401)):
-        request = RequestFactory().post("/", BODY, content_type="application/json", headers=signed(secret=secret))
+        request = RequestFactory().post(
+            "/", BODY, content_type="application/json", headers=signed(secret=secret)
+        )
         assert view(request).status_code == status
     assert IdempotencyRecord.objects.get().scope == "consumer:webhooks:another"
 
@@ -108,7 +133,10 @@ def test_each_of_several_secrets_will_do():
         signed(at=datetime.now(UTC) + timedelta(days=1)),
         signed() | {"webhook-id": "evt-2"},
         signed() | {"webhook-timestamp": "soon"},
-        *(signed() | {"webhook-signature": text} for text in ("x", "v1", "v1,a,b", "v1,abc", "v1,\xe9", "v1,AAAA x")),
+        *(
+            signed() | {"webhook-signature": text}
+            for text in ("x", "v1", "v1,a,b", "v1,abc", "v1,\xe9", "v1,AAAA x")
+        ),
     ],
 )
 def test_a_request_that_is_not_verified_does_not_use_up_the_id(headers):
@@ -127,9 +155,9 @@ def test_an_event_whose_handler_fails_is_asked_for_again():
 
 def test_an_event_that_is_refused_is_refused_for_good():
     answers = [post(signed(), view=Refusing) for _delivery in range(2)]
-    assert [(answer.status_code, json.loads(answer.content)["detail"]) for answer in answers] == [
-        (422, "unknown type")
-    ] * 2
+    assert [
+        (answer.status_code, json.loads(answer.content)["detail"]) for answer in answers
+    ] == [(422, "unknown type")] * 2
 
 
 def test_an_id_with_another_body_is_refused():
@@ -150,8 +178,14 @@ def test_an_event_in_flight_is_to_come_again(other_thread):
     class Looking(Hook):
         handle = staticmethod(look)
 
-    assert Looking.as_view()(RequestFactory().post("/", BODY, **request)).status_code == 200
-    assert (meanwhile[0].status_code, meanwhile[0].headers["Retry-After"] in ("1", "2")) == (409, True)
+    assert (
+        Looking.as_view()(RequestFactory().post("/", BODY, **request)).status_code
+        == 200
+    )
+    assert (
+        meanwhile[0].status_code,
+        meanwhile[0].headers["Retry-After"] in ("1", "2"),
+    ) == (409, True)
     assert effects() == 1
 
 

@@ -8,14 +8,19 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import stripe  # noqa: F401 (without it, these are left out)
+import stripe  # noqa: F401
 
 from tests.support.pages import FENCE, text
 
 pytestmark = [pytest.mark.webhooks, pytest.mark.django_db(transaction=True)]
 
 PAGE = "consumers/webhooks.md"
-EVENT = {"id": "evt_1", "object": "event", "type": "payment_intent.succeeded", "data": {"object": {"id": "pi_1"}}}
+EVENT = {
+    "id": "evt_1",
+    "object": "event",
+    "type": "payment_intent.succeeded",
+    "data": {"object": {"id": "pi_1"}},
+}
 
 
 class Model:
@@ -34,7 +39,11 @@ class Model:
 
 def shown(view, model):
     """The view on the page, and the model that it works on."""
-    (block,) = [block for language, block in FENCE.findall(text(PAGE)) if f"class {view}(" in block]
+    (block,) = [
+        block
+        for language, block in FENCE.findall(text(PAGE))
+        if f"class {view}(" in block
+    ]
     names = {model: Model()}
     exec(compile(block, PAGE, "exec"), names)
     return names[view].as_view(), names[model].done
@@ -50,9 +59,17 @@ def test_an_event_of_stripe_is_handled_once(rf):
 
     def deliver(secret):
         signature = f"t={now},v1={signed(secret.encode(), f'{now}.{body}'.encode())}"
-        return view(rf.post("/", body, "application/json", headers={"Stripe-Signature": signature})).status_code
+        return view(
+            rf.post(
+                "/", body, "application/json", headers={"Stripe-Signature": signature}
+            )
+        ).status_code
 
-    assert [deliver("whsec_other"), deliver("whsec_…"), deliver("whsec_…")] == [401, 200, 200]
+    assert [deliver("whsec_other"), deliver("whsec_…"), deliver("whsec_…")] == [
+        401,
+        200,
+        200,
+    ]
     assert done == [{"intent": "pi_1", "paid": True}]
     assert view(rf.post("/", body, "application/json")).status_code == 401
 
@@ -63,10 +80,16 @@ def test_an_event_of_github_is_handled_once(rf):
 
     def deliver(secret, id):
         signature = f"sha256={signed(secret, body)}"
-        headers = {"X-Hub-Signature-256": signature, "X-GitHub-Event": "push", "X-GitHub-Delivery": id}
+        headers = {
+            "X-Hub-Signature-256": signature,
+            "X-GitHub-Event": "push",
+            "X-GitHub-Delivery": id,
+        }
         return view(rf.post("/", body, "application/json", headers=headers)).status_code
 
     assert deliver(b"another secret", "1") == 401
-    assert [deliver(b"the secret of the webhook", id) for id in ("1", "1", "2", "")] == [200, 200, 200, 400]
+    assert [
+        deliver(b"the secret of the webhook", id) for id in ("1", "1", "2", "")
+    ] == [200, 200, 200, 400]
     assert done == [{"commit": "8e03978e"}] * 2
     assert view(rf.post("/", body, "application/json")).status_code == 401

@@ -23,13 +23,23 @@ def main() -> None:
     drf_idempotency.settings.USER_SETTINGS_NAME = "DRF_IDEMPOTENCY"
 
     from tests.migrating.peers import PEERS, Peer
-    from tests.migrating.situations import SITUATIONS, both, kept, new, old, switch, while_running
+    from tests.migrating.situations import (
+        SITUATIONS,
+        both,
+        kept,
+        new,
+        old,
+        switch,
+        while_running,
+    )
 
     def observed(peer: Peer) -> dict[str, object]:
         with override_settings(**peer.settings):
             before, after = old(peer), new(peer)
             return {
-                "situations": {name: (ask(before), ask(after)) for name, ask in SITUATIONS.items()},
+                "situations": {
+                    name: (ask(before), ask(after)) for name, ask in SITUATIONS.items()
+                },
                 "kept": kept(peer),
                 "unprepared": while_running(new(peer), both(peer)),
             }
@@ -40,7 +50,12 @@ def main() -> None:
 
     call_command("migrate", verbosity=0)
     setup_test_environment()
-    print(json.dumps({name: observed(peer) | switched(peer) for name, peer in PEERS.items()}, indent=1))
+    print(
+        json.dumps(
+            {name: observed(peer) | switched(peer) for name, peer in PEERS.items()},
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

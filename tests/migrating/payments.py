@@ -15,14 +15,20 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 runs: Counter[str] = Counter()
-during: dict[str, Callable[[], None]] = {}  # by reference: what is to happen in its first run, after its effect
+during: dict[
+    str, Callable[[], None]
+] = {}  # by reference: what is to happen in its first run, after its effect
 
 
 class Tokens(BaseAuthentication):
     """``Authorization: Token alice/2`` is the second token of alice."""
 
     def authenticate(self, request: Request) -> tuple[User, None] | None:
-        name = request.headers.get("Authorization", "").removeprefix("Token ").partition("/")[0]
+        name = (
+            request.headers.get("Authorization", "")
+            .removeprefix("Token ")
+            .partition("/")[0]
+        )
         return (User.objects.get_or_create(username=name)[0], None) if name else None
 
     def authenticate_header(self, request: Request) -> str:

@@ -59,7 +59,9 @@ def _by_decorator(*mixins: type, **attributes: Any) -> View:
 def _by_mixin(*mixins: type, **attributes: Any) -> View:
     from drf_idempotencykey.mixins import DrfIdempotencyKeyMixin
 
-    return protected(DrfIdempotencyKeyMixin, *mixins, require_idempotency_key=True, **attributes)
+    return protected(
+        DrfIdempotencyKeyMixin, *mixins, require_idempotency_key=True, **attributes
+    )
 
 
 def _by_method(*mixins: type, **attributes: Any) -> View:
@@ -89,25 +91,39 @@ def _by_idemkit(*mixins: type, **attributes: Any) -> View:
         require_key_for_mutations=True,
         wait_timeout_seconds=0.2,  # 10 by default; only how long the test takes depends on it
     )
-    return protected(idempotent_view(backend=_idemkit_backend(), config=config), *mixins, **attributes)
+    return protected(
+        idempotent_view(backend=_idemkit_backend(), config=config),
+        *mixins,
+        **attributes,
+    )
 
 
 def _idemkit_records() -> list[str]:
-    return [f"{key} {vars(record)}" for key, record in _idemkit_backend()._records.items()]
+    return [
+        f"{key} {vars(record)}" for key, record in _idemkit_backend()._records.items()
+    ]
 
 
 def _rows(model: str) -> list[str]:
-    return [str(sorted(row.items())) + str(row) for row in map(_readable, apps.get_model(model).objects.values())]
+    return [
+        str(sorted(row.items())) + str(row)
+        for row in map(_readable, apps.get_model(model).objects.values())
+    ]
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     """With what is stored as Base64 decoded."""
     body = row.get("response_body") or ""
-    return row | ({} if body.startswith("{") or not body else {"response_body": b64decode(body)})
+    return row | (
+        {} if body.startswith("{") or not body else {"response_body": b64decode(body)}
+    )
 
 
 def _cached() -> list[str]:
-    return [f"{name} {pickle.loads(value)}" for name, value in caches["default"]._cache.items()]
+    return [
+        f"{name} {pickle.loads(value)}"
+        for name, value in caches["default"]._cache.items()
+    ]
 
 
 PEERS = {
@@ -125,7 +141,12 @@ PEERS = {
             records=partial(_rows, "drf_idempotency.IdempotencyRecord"),
             middleware=("drf_idempotency.middleware.IdempotencyMiddleware",),
             settings={"DRF_IDEMPOTENCY": {"REQUIRE_KEY": True}},
-            switch={"DRF_IDEMPOTENCY": {"REQUIRE_KEY": True, "CACHE_CLIENT_ERROR_RESPONSES": False}},
+            switch={
+                "DRF_IDEMPOTENCY": {
+                    "REQUIRE_KEY": True,
+                    "CACHE_CLIENT_ERROR_RESPONSES": False,
+                }
+            },
         ),
         Peer(
             distribution="drf-idempotencykey",
@@ -136,7 +157,9 @@ PEERS = {
             distribution="djangorestframework-idempotency-key",
             protect=_by_method,
             records=partial(_rows, "rest_framework_idempotency_key.IdempotencyKey"),
-            middleware=("rest_framework_idempotency_key.middleware.IdempotencyKeyMiddleware",),
+            middleware=(
+                "rest_framework_idempotency_key.middleware.IdempotencyKeyMiddleware",
+            ),
         ),
         Peer(
             distribution="idemkit",

@@ -37,10 +37,14 @@ class Stage:
             yield Client(raise_request_exception=False)
 
     def send(self, body: Any, key: str | None, token: str | None = "alice") -> Any:
-        headers = ({"Idempotency-Key": key} if key else {}) | ({"Authorization": f"Token {token}"} if token else {})
+        headers = ({"Idempotency-Key": key} if key else {}) | (
+            {"Authorization": f"Token {token}"} if token else {}
+        )
         text = body if isinstance(body, str) else json.dumps(body)
         with self.entered() as client:
-            return client.post(PATH, text, content_type="application/json", headers=headers)
+            return client.post(
+                PATH, text, content_type="application/json", headers=headers
+            )
 
 
 def old(peer: Peer) -> Stage:
@@ -70,7 +74,11 @@ def in_words(first: Any, second: Any, ran_again: bool) -> str:
 
 
 def sent_twice(
-    stage: Stage, status: int = 201, *, again: dict[str, Any] | None = None, token: str | None = "alice"
+    stage: Stage,
+    status: int = 201,
+    *,
+    again: dict[str, Any] | None = None,
+    token: str | None = "alice",
 ) -> str:
     body, key = payment(status), str(uuid4())
     second_body = body if again is None else body | again
@@ -84,7 +92,9 @@ def after_401(stage: Stage) -> str:
     body, key = payment(), str(uuid4())
     first, second = stage.send(body, key, None), stage.send(body, key)
     assert first.status_code == 401
-    return f"`{second.status_code}`, {'runs' if runs[body['reference']] else 'replayed'}"
+    return (
+        f"`{second.status_code}`, {'runs' if runs[body['reference']] else 'replayed'}"
+    )
 
 
 def in_flight(stage: Stage) -> str:
@@ -117,7 +127,9 @@ def sent_in_thread(stage: Stage, body: Any, key: str) -> Any:
 def sent_once(stage: Stage, key: str | None) -> str:
     body = payment()
     response = stage.send(body, key)
-    return f"`{response.status_code}`, {'runs' if runs[body['reference']] else 'refused'}"
+    return (
+        f"`{response.status_code}`, {'runs' if runs[body['reference']] else 'refused'}"
+    )
 
 
 def reordered(stage: Stage) -> str:
@@ -132,10 +144,14 @@ def reordered(stage: Stage) -> str:
 SITUATIONS: dict[str, Callable[[Stage], str]] = {
     "retry after `201`": lambda stage: sent_twice(stage),
     "duplicate while the first runs": in_flight,
-    "same key, another body": lambda stage: sent_twice(stage, again={"note": "changed"}),
+    "same key, another body": lambda stage: sent_twice(
+        stage, again={"note": "changed"}
+    ),
     "same key, JSON in another order": reordered,
     "same key, another user": lambda stage: sent_twice(stage, token="bob"),
-    "retry with a new token of the same user": lambda stage: sent_twice(stage, token="alice/2"),
+    "retry with a new token of the same user": lambda stage: sent_twice(
+        stage, token="alice/2"
+    ),
     "retry without credentials": lambda stage: sent_twice(stage, token=None),
     "retry after `400`": lambda stage: sent_twice(stage, 400),
     "retry after `402`": lambda stage: sent_twice(stage, 402),
@@ -169,13 +185,21 @@ def outcome(before: Stage, after: Stage) -> tuple[int, bool, int]:
     body, key = payment(), str(uuid4())
     first = before.send(body, key)
     second = after.send(body, key)
-    return second.status_code, second.content == first.content, effects(body["reference"])
+    return (
+        second.status_code,
+        second.content == first.content,
+        effects(body["reference"]),
+    )
 
 
 def while_running(first: Stage, other: Stage) -> tuple[int, int, int]:
     """The status of a duplicate at another stage, that of a retry there, and how many effects there are."""
     body, _first, duplicate, key = sent_during(first, other)
-    return duplicate.status_code, other.send(body, key).status_code, effects(body["reference"])
+    return (
+        duplicate.status_code,
+        other.send(body, key).status_code,
+        effects(body["reference"]),
+    )
 
 
 def switch(peer: Peer) -> dict[str, Any]:

@@ -36,7 +36,14 @@ NAMES = {
     *(f"{group.__name__}.{name}" for group in GROUPS for name in defaults(group)),
     "Fingerprint(…)",
     *{*django_idempotency.__all__, *vars(middleware), *testing.__all__},
-    *("IdempotentMixin", "child_key", "--idempotency-twice", "Idempotent-Replayed", "Idempotency-Key", "Retry-After"),
+    *(
+        "IdempotentMixin",
+        "child_key",
+        "--idempotency-twice",
+        "Idempotent-Replayed",
+        "Idempotency-Key",
+        "Retry-After",
+    ),
     "django_idempotency.middleware",
 }
 FIRST, AGAIN = (201, True, 1), (201, False, 2)
@@ -72,12 +79,20 @@ def test_the_comparison_has_all_that_was_sent(observed):
         for name, seen in next(iter(observed.values()))["situations"].items()
     ]
     assert (
-        len({json.dumps([ours for _theirs, ours in found["situations"].values()]) for found in observed.values()}) == 1
+        len(
+            {
+                json.dumps([ours for _theirs, ours in found["situations"].values()])
+                for found in observed.values()
+            }
+        )
+        == 1
     )
 
 
 @pytest.mark.parametrize("package", PEERS)
-def test_during_the_switch_no_retry_runs_again_but_the_one_that_is_to_be_waited_for(observed, package):
+def test_during_the_switch_no_retry_runs_again_but_the_one_that_is_to_be_waited_for(
+    observed, package
+):
     switch = {name: tuple(found) for name, found in observed[package]["switch"].items()}
     there = 409 if package == "django-idempotency-key" else 201  # what it replays with
     assert switch["old, then both"] == switch["both, then old"] == (there, True, 1)
@@ -91,33 +106,53 @@ def test_during_the_switch_no_retry_runs_again_but_the_one_that_is_to_be_waited_
 
 
 def test_drf_idempotency_stores_a_409_by_default(observed):
-    unprepared = {package: found["unprepared"][1] for package, found in observed.items()}
+    unprepared = {
+        package: found["unprepared"][1] for package, found in observed.items()
+    }
     assert unprepared.pop("drf-idempotency") == 409
     assert set(unprepared.values()) == {201}
 
 
 def test_the_page_says_what_the_others_keep_of_a_request(observed):
-    stated = {package: kept for package, *kept in rows(section(PAGE, "Why there is no import"))}
+    stated = {
+        package: kept
+        for package, *kept in rows(section(PAGE, "Why there is no import"))
+    }
     words = {True: "yes", False: "no"}
     assert stated == {
-        package: [words[found["kept"][part]] for part in ("key", "caller", "body", "response")]
+        package: [
+            words[found["kept"][part]] for part in ("key", "caller", "body", "response")
+        ]
         for package, found in observed.items()
     }
 
 
 def test_the_versions_are_those_that_run_here():
-    stated = {re.match(r"\[(.+?)\]", name)[1]: number for name, number, _who in rows(text(PAGE).partition("\n## ")[0])}
+    stated = {
+        re.match(r"\[(.+?)\]", name)[1]: number
+        for name, number, _who in rows(text(PAGE).partition("\n## ")[0])
+    }
     assert stated == {package: version(package) for package in PEERS}
-    pinned = re.search(r"^peers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)[1]
+    pinned = re.search(
+        r"^peers = \[(.*?)^\]",
+        (ROOT / "pyproject.toml").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )[1]
     assert dict(re.findall(r'"([\w-]+)==([\d.]+)"', pinned)) == stated
 
 
 def test_the_two_packages_share_a_setting_and_refuse_each_others_names():
     from drf_idempotency.settings import get_setting
 
-    with override_settings(IDEMPOTENCY={"REQUIRE_KEY": True}), pytest.raises(ImproperlyConfigured, match="REQUIRE_KEY"):
+    with (
+        override_settings(IDEMPOTENCY={"REQUIRE_KEY": True}),
+        pytest.raises(ImproperlyConfigured, match="REQUIRE_KEY"),
+    ):
         _ = conf.conf().required
-    with override_settings(IDEMPOTENCY={"RETENTION": 60}), pytest.raises(ImproperlyConfigured, match="RETENTION"):
+    with (
+        override_settings(IDEMPOTENCY={"RETENTION": 60}),
+        pytest.raises(ImproperlyConfigured, match="RETENTION"),
+    ):
         get_setting("REQUIRE_KEY")
 
 
@@ -141,4 +176,7 @@ def test_every_name_of_the_other_package_is_one_of_its_own(package):
 def test_every_name_of_this_package_is_one_of_its_own(package):
     named = {bare(name) for _there, here in names_of(package) for name in code(here)}
     ours = {name for name, app in get_commands().items() if app == "django_idempotency"}
-    assert named - conf.NAMES - rules(Policy).keys() - ours - NAMES == {"MIDDLEWARE"} & named
+    assert (
+        named - conf.NAMES - rules(Policy).keys() - ours - NAMES
+        == {"MIDDLEWARE"} & named
+    )

@@ -68,7 +68,11 @@ def many(django_db_setup, django_db_blocker):
 @pytest.fixture
 def person(many, db, client, django_user_model, settings):
     settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
-    client.force_login(django_user_model.objects.create(username="person", is_staff=True, is_superuser=True))
+    client.force_login(
+        django_user_model.objects.create(
+            username="person", is_staff=True, is_superuser=True
+        )
+    )
     client.get(LIST)  # fills the cache of the content types
     return client
 
@@ -88,13 +92,18 @@ def cheap(plans, sent):
     """Nothing read from end to end, and all of it within bounds."""
     assert plans
     assert TABLE not in {
-        each["Relation Name"] for plan in plans for each in nodes(plan) if each["Node Type"] == "Seq Scan"
+        each["Relation Name"]
+        for plan in plans
+        for each in nodes(plan)
+        if each["Node Type"] == "Seq Scan"
     }
     assert seconds(sent) < MOST_SECONDS, sent.captured_queries
 
 
 def get(person, query):
-    for _attempt in range(3):  # a machine that stood still just then does not do so each time
+    for _attempt in range(
+        3
+    ):  # a machine that stood still just then does not do so each time
         with watched() as (plans, sent):
             response = person.get(LIST + query)
         assert response.status_code == 200
@@ -123,27 +132,43 @@ def test_a_list_may_be_put_in_any_order(person, situation):
 
 def test_a_key_and_an_id_are_found_wherever_they_are(person):
     id = record_id("user:1", "wanted")
-    IdempotencyRecord.objects.filter(pk=IdempotencyRecord.objects.filter(status="completed")[:1].get().pk).update(
-        id=id, scope="user:1", key="wanted"
-    )
+    IdempotencyRecord.objects.filter(
+        pk=IdempotencyRecord.objects.filter(status="completed")[:1].get().pk
+    ).update(id=id, scope="user:1", key="wanted")
     for term in ("wanted", str(id), f"{id.hex}&situation=on_hold"):
-        assert [record.key for record in get(person, f"?q={term}").context["cl"].result_list] == ["wanted"]
+        assert [
+            record.key for record in get(person, f"?q={term}").context["cl"].result_list
+        ] == ["wanted"]
     assert not get(person, "?q=unheard-of").context["cl"].result_list
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_search_by_prefix_reads_the_chosen_list_alone(person, situation):
     assert get(person, f"?situation={situation}&q=user:1").context["cl"].result_list
-    assert not get(person, f"?situation={situation}&q=unheard-of").context["cl"].result_list
+    assert (
+        not get(person, f"?situation={situation}&q=unheard-of")
+        .context["cl"]
+        .result_list
+    )
 
 
 def test_a_record_its_history_and_what_is_done_to_it(person):
-    stuck = list(SITUATIONS["stuck"].first(IdempotencyRecord.objects.filter(mode="lease"))[:4])
+    stuck = list(
+        SITUATIONS["stuck"].first(IdempotencyRecord.objects.filter(mode="lease"))[:4]
+    )
     for act, record in zip(Act, stuck, strict=True):
         get(person, f"{record.pk}/change/")
         get(person, f"{record.pk}/history/")
         get(person, f"intervene/{act}/?id={record.pk}")
-        given = {"status": 410, "content_type": "text/plain", "seconds": 60, "note": "why"}
+        given = {
+            "status": 410,
+            "content_type": "text/plain",
+            "seconds": 60,
+            "note": "why",
+        }
         with watched() as found:
-            person.post(f"{LIST}intervene/{act}/", {"record": f"{record.pk} {version(record)}", **given})
+            person.post(
+                f"{LIST}intervene/{act}/",
+                {"record": f"{record.pk} {version(record)}", **given},
+            )
         cheap(*found)

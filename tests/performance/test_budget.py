@@ -21,9 +21,24 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.server, pytest.mark.slow]
 # statements may share a round trip: those are counted in test_statements.py. They only
 # add to what a request spends, above all when they open a connection, so the least of a few counts is its own.
 BUDGETS = {
-    "atomic": {"statements": 6.1, "synchronous_commits": 1.1, "wal_bytes": 1400, "buffers": 26},
-    "lock": {"statements": 6.1, "synchronous_commits": 1.1, "wal_bytes": 1000, "buffers": 16},
-    "lease": {"statements": 5.1, "synchronous_commits": 3.1, "wal_bytes": 1400, "buffers": 24},
+    "atomic": {
+        "statements": 6.1,
+        "synchronous_commits": 1.1,
+        "wal_bytes": 1400,
+        "buffers": 26,
+    },
+    "lock": {
+        "statements": 6.1,
+        "synchronous_commits": 1.1,
+        "wal_bytes": 1000,
+        "buffers": 16,
+    },
+    "lease": {
+        "statements": 5.1,
+        "synchronous_commits": 3.1,
+        "wal_bytes": 1400,
+        "buffers": 24,
+    },
 }
 REPLAY = {"statements": 1.1, "synchronous_commits": 0.1, "wal_bytes": 40, "buffers": 8}
 REPLAYS = {"lock": REPLAY | {"statements": 4.1}}
@@ -39,7 +54,11 @@ def test_a_request_keeps_to_its_budget(cluster, mode, tmp_path):
     for _ in range(COUNTED_AT_MOST):
         counts = counting.count(mode, cluster, None, tmp_path)
         assert counts["a first request"].statements > 3
-        over = {each: most for each, most in over.items() if getattr(counts[each[0]], each[1]) > most}
+        over = {
+            each: most
+            for each, most in over.items()
+            if getattr(counts[each[0]], each[1]) > most
+        }
         if not over:
             break
     assert not over, counts
@@ -47,7 +66,11 @@ def test_a_request_keeps_to_its_budget(cluster, mode, tmp_path):
 
 def _budgets(mode):
     budgets = {"a first request": BUDGETS[mode], "a replay": REPLAYS.get(mode, REPLAY)}
-    return {(request, figure): most for request, budget in budgets.items() for figure, most in budget.items()}
+    return {
+        (request, figure): most
+        for request, budget in budgets.items()
+        for figure, most in budget.items()
+    }
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,14 @@ from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import postgresql
 from django_idempotency.stores.database import ahead
-from django_idempotency.values.outcomes import Claimed, InFlight, Keep, OnHold, Operation, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    InFlight,
+    Keep,
+    OnHold,
+    Operation,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Atomic, Lease, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import Gate, operation
@@ -71,7 +78,9 @@ def test_atomic_mode_adds_a_round_trip_to_a_first_request_in_a_transaction(user)
 def test_a_claim_by_lock_adds_no_round_trip_to_a_first_request_in_a_transaction(user):
     view = idempotent(mode=Atomic(claim="lock"))(pay)
     plain = statements_of(transaction.atomic(pay), user)
-    first, replay = (statements_of(view, user, idempotency_key="k") for _request in range(2))
+    first, replay = (
+        statements_of(view, user, idempotency_key="k") for _request in range(2)
+    )
     assert len(first.round_trips) == len(plain.round_trips) == 3
     claim, look, insert = first.on(OURS)
     assert first.round_trips[0] == ["BEGIN", claim, look]
@@ -94,7 +103,9 @@ def test_a_replay_takes_one_statement_in_all(user, mode):
 
 
 def test_a_request_without_a_key_costs_nothing(user):
-    assert len(statements_of(idempotent(pay), user).all) == len(statements_of(pay, user).all)
+    assert len(statements_of(idempotent(pay), user).all) == len(
+        statements_of(pay, user).all
+    )
 
 
 @pytest.mark.drf
@@ -105,12 +116,16 @@ def test_statements_of_an_endpoint_under_atomic_requests(user, monkeypatch, clie
     def charge(**headers):
         with sent_statements() as sent:
             body = {"amount": 1, "currency": "EUR", "reference": "r"}
-            assert client.post("/api/charges/", body, headers=headers).status_code == 201
+            assert (
+                client.post("/api/charges/", body, headers=headers).status_code == 201
+            )
         return sent.all
 
     authorization = f"Token {Token.objects.create(user=user)}"
     plain = charge(authorization=authorization)
-    assert len(charge(authorization=authorization, idempotency_key="k")) == len(plain) + 3
+    assert (
+        len(charge(authorization=authorization, idempotency_key="k")) == len(plain) + 3
+    )
     authentication, replay = charge(authorization=authorization, idempotency_key="k")
     assert "authtoken_token" in authentication
     assert OURS in replay
@@ -138,13 +153,17 @@ def test_a_takeover_takes_one_short_transaction_whatever_its_outcome(mode, outco
 
 
 def test_only_the_completing_commit_waits_for_the_disk(slow_disk):
-    claims, completions = zip(*(_timed_run(Policy(), key) for key in "abcde"), strict=True)
+    claims, completions = zip(
+        *(_timed_run(Policy(), key) for key in "abcde"), strict=True
+    )
     assert statistics.median(claims) < slow_disk / 2
     assert statistics.median(completions) > slow_disk / 2
 
 
 def test_in_lease_mode_the_claim_is_on_disk_before_anything_is_done(slow_disk):
-    claims, completions = zip(*(_timed_run(Policy(mode="lease"), key) for key in "abcde"), strict=True)
+    claims, completions = zip(
+        *(_timed_run(Policy(mode="lease"), key) for key in "abcde"), strict=True
+    )
     assert statistics.median(claims) > slow_disk / 2
     assert statistics.median(completions) > slow_disk / 2
 
@@ -201,22 +220,44 @@ def test_statements_go_by_primary_key_beside_100000_stuck_records(stuck):
     whose = (Operation("user:1", "k", bytes(32)).id, uuid4())
     answer = ("completed", 200, "[]", b"")
     created = {"created_at": "2026-11-21 12:00:00.123456+00"}
-    ways = {"": {}, " of a new record": created, " at its place": {"ctid": "(1,1)", **created}}
+    ways = {
+        "": {},
+        " of a new record": created,
+        " at its place": {"ctid": "(1,1)", **created},
+    }
     statements = {
-        f"{what}{way}": (postgresql.stated(statement, policy, *known), (*values, *whose, *known.values()))
+        f"{what}{way}": (
+            postgresql.stated(statement, policy, *known),
+            (*values, *whose, *known.values()),
+        )
         for what, statement, values in (
             ("the row lock", postgresql.LOCK, ()),
             ("the completion", postgresql.COMPLETE, answer),
         )
         for way, known in ways.items()
     }
-    statements |= {"the count of replays": (postgresql.COUNT_REPLAYS, {"ids": [whose[0]], "counts": [1]})}
+    statements |= {
+        "the count of replays": (
+            postgresql.COUNT_REPLAYS,
+            {"ids": [whose[0]], "counts": [1]},
+        )
+    }
     for name, (statement, values) in statements.items():
         stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values)
         plan = stuck.fetchone()[0][0]["Plan"]
-        scans = [node for node in nodes(plan) if node.get("Relation Name") == postgresql.TABLE]
-        used = {node.get("Index Name", "no index") for node in scans if node["Node Type"] != "ModifyTable"}
-        assert used == {"no index" if "at its place" in name else f"{postgresql.TABLE}_pkey"}, name
+        scans = [
+            node
+            for node in nodes(plan)
+            if node.get("Relation Name") == postgresql.TABLE
+        ]
+        used = {
+            node.get("Index Name", "no index")
+            for node in scans
+            if node["Node Type"] != "ModifyTable"
+        }
+        assert used == {
+            "no index" if "at its place" in name else f"{postgresql.TABLE}_pkey"
+        }, name
         assert buffers(plan) < 60, name
 
 
@@ -231,8 +272,13 @@ def test_a_claim_reads_few_pages_beside_100000_stuck_records(stuck):
                 stuck.execute(claim, new)
             for kind in ("old", "new"):
                 plans = []
-                for _time in range(3):  # a session that has just heard of an ANALYZE reads the catalogue too
+                for _time in range(
+                    3
+                ):  # a session that has just heard of an ANALYZE reads the catalogue too
                     id = new[0] if kind == "old" else uuid4()
-                    stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}", (id, *new[1:]))
+                    stuck.execute(
+                        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}",
+                        (id, *new[1:]),
+                    )
                     plans.append(stuck.fetchone()[0][0]["Plan"])
                 assert min(map(buffers, plans)) < 60, (mode, plan, kind)

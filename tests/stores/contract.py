@@ -22,14 +22,18 @@ LEASE = Policy(mode="lease")
 HOLD = Policy(mode=Lease(on_crash="hold"))
 MODES = pytest.mark.parametrize("policy", [ATOMIC, LEASE], ids=["atomic", "lease"])
 LOCKS = pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
-RESPONSE = StoredResponse(201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff{}")
+RESPONSE = StoredResponse(
+    201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff{}"
+)
 
 
 SCOPE = ""
 
 
 def operation(key: str = "k", *, body: bytes = b"", scope: str = "") -> Operation:
-    return Operation(scope or SCOPE, key, hashlib.sha256(body).digest(), "POST", "/charges/")
+    return Operation(
+        scope or SCOPE, key, hashlib.sha256(body).digest(), "POST", "/charges/"
+    )
 
 
 def claimed(policy: Policy = ATOMIC, **asked) -> Claimed:
@@ -38,12 +42,16 @@ def claimed(policy: Policy = ATOMIC, **asked) -> Claimed:
     return claim
 
 
-def taken_over(claim: Claimed, policy: Policy = ATOMIC, by: Operation | None = None) -> Claimed:
+def taken_over(
+    claim: Claimed, policy: Policy = ATOMIC, by: Operation | None = None
+) -> Claimed:
     with store_for(policy).try_lock(claim.id) as record:
         return store_for(policy).reassign(record, by or operation(), uuid4())
 
 
-def lock_in(thread: OtherThread, claim: Claimed, policy: Policy = ATOMIC) -> transaction.Atomic:
+def lock_in(
+    thread: OtherThread, claim: Claimed, policy: Policy = ATOMIC
+) -> transaction.Atomic:
     """The other thread's business transaction, left open."""
     block = transaction.atomic()
     thread(block.__enter__)

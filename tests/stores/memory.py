@@ -12,7 +12,12 @@ from typing import Any
 from uuid import UUID
 
 from django_idempotency.stores.base import Seen, Store, Unlocked
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Operation,
+    Snapshot,
+    StoredResponse,
+)
 
 ENDED = {"token": None, "locked_at": None, "locked_until": None}
 NO_RESPONSE = {"response_status": None, "response_headers": None, "response_body": None}
@@ -61,25 +66,37 @@ class MemoryStore(Store):
 
     def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
         claim = self.successor(record, operation, token)
-        self.rows[record.id] = replace(self._new(operation, token), attempts=claim.attempt)
+        self.rows[record.id] = replace(
+            self._new(operation, token), attempts=claim.attempt
+        )
         return claim
 
     def hold(self, record: Snapshot, reason: str) -> None:
-        self.rows[record.id] = self._ended(record, status="failed", on_hold=True, reason=reason)
+        self.rows[record.id] = self._ended(
+            record, status="failed", on_hold=True, reason=reason
+        )
 
     def read(self, id: UUID) -> Snapshot | None:
         record = self.rows.get(id)
         return record and replace(record, now=self.now())
 
     def records(self) -> Iterator[Snapshot]:
-        yield from (replace(record, now=self.now()) for record in list(self.rows.values()))
+        yield from (
+            replace(record, now=self.now()) for record in list(self.rows.values())
+        )
 
     def delete(self, record: Snapshot) -> bool:
         with self.mutex:
             found = self.rows.get(record.id)
-            return found is not None and found.version == record.version and bool(self.rows.pop(record.id))
+            return (
+                found is not None
+                and found.version == record.version
+                and bool(self.rows.pop(record.id))
+            )
 
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         kept = {
             "response_status": response.status,
             "response_headers": response.headers,
@@ -107,9 +124,16 @@ class MemoryStore(Store):
 
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
         with self.mutex:
-            held = [(claim, record) for claim in claims if (record := self.owned(claim))]
+            held = [
+                (claim, record) for claim in claims if (record := self.owned(claim))
+            ]
             until = self.now() + timedelta(seconds=self.policy.mode.seconds)
-            self.rows.update({claim.id: replace(record, locked_until=until) for claim, record in held})
+            self.rows.update(
+                {
+                    claim.id: replace(record, locked_until=until)
+                    for claim, record in held
+                }
+            )
             return {claim.token for claim, _record in held}
 
     def owned(self, claim: Claimed) -> Snapshot | None:
@@ -118,15 +142,23 @@ class MemoryStore(Store):
 
     def leases_left(self, records):
         now = self.now()
-        held = {record.token: record for id in records.values() if (record := self.rows.get(id))}
-        return {token: held[token].locked_until - now for token in records if token in held}
+        held = {
+            record.token: record
+            for id in records.values()
+            if (record := self.rows.get(id))
+        }
+        return {
+            token: held[token].locked_until - now for token in records if token in held
+        }
 
     def expire(self, records):
         with self.mutex:
             for token, left in self.leases_left(records).items():
                 if left < timedelta(0):
                     record = self.rows[records[token]]
-                    self.rows[record.id] = replace(record, locked_until=record.locked_at)
+                    self.rows[record.id] = replace(
+                        record, locked_until=record.locked_at
+                    )
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
         pass
@@ -153,7 +185,9 @@ class AnswersLate(Liar):
     def complete(self, claim, response, *, failure=False):
         if self.owned(claim) is None:
             return False
-        threading.Timer(0.2, super().complete, (claim, response), {"failure": failure}).start()
+        threading.Timer(
+            0.2, super().complete, (claim, response), {"failure": failure}
+        ).start()
         return True
 
 

@@ -13,7 +13,12 @@ from django.db import connection, transaction
 import django_idempotency
 from django_idempotency import engine
 from django_idempotency.stores import store_for
-from django_idempotency.stores.claim_function import FUNCTION, KEY_LOCKS, OWNER_LOCK, TABLE_NUMBER
+from django_idempotency.stores.claim_function import (
+    FUNCTION,
+    KEY_LOCKS,
+    OWNER_LOCK,
+    TABLE_NUMBER,
+)
 from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Claimed, Operation
@@ -35,7 +40,9 @@ def test_migrations_import_nothing_of_the_package():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
     }
-    assert not {module for module in imported if module.startswith("django_idempotency")}
+    assert not {
+        module for module in imported if module.startswith("django_idempotency")
+    }
 
 
 def test_the_function_takes_the_locks_of_the_statements_beside_it():
@@ -45,8 +52,12 @@ def test_the_function_takes_the_locks_of_the_statements_beside_it():
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("lock", ["uuid_hash_extended(%s, 0)", "uuid_hash(%s)", "1, uuid_hash(%s)"])
-def test_the_applications_advisory_locks_block_no_claim(transactional_db, other_thread, lock):
+@pytest.mark.parametrize(
+    "lock", ["uuid_hash_extended(%s, 0)", "uuid_hash(%s)", "1, uuid_hash(%s)"]
+)
+def test_the_applications_advisory_locks_block_no_claim(
+    transactional_db, other_thread, lock
+):
     other_thread(run_sql, f"SELECT pg_advisory_lock({lock})", [record_id("s", "k")])
     run_sql("SET lock_timeout = '1s'")
     try:
@@ -56,7 +67,9 @@ def test_the_applications_advisory_locks_block_no_claim(transactional_db, other_
 
 
 @pytest.mark.postgresql
-def test_a_client_frozen_before_its_commit_blocks_nobody(transactional_db, other_thread, monkeypatch):
+def test_a_client_frozen_before_its_commit_blocks_nobody(
+    transactional_db, other_thread, monkeypatch
+):
     monkeypatch.setattr(engine.waiting, "PATIENCE", 0.2)
     frozen = transaction.atomic()
     other_thread(frozen.__enter__)
@@ -71,7 +84,9 @@ def test_a_client_frozen_before_its_commit_blocks_nobody(transactional_db, other
 
 
 @pytest.mark.postgresql
-def test_waiting_for_a_claim_leaves_the_lock_timeout_as_it_was(transactional_db, other_thread):
+def test_waiting_for_a_claim_leaves_the_lock_timeout_as_it_was(
+    transactional_db, other_thread
+):
     other_thread(run_sql, "SELECT pg_advisory_lock(%s, uuid_hash(%s))", LOCKED)
 
     def let_go():
@@ -97,11 +112,21 @@ def test_without_the_function_every_claim_is_refused_until_it_is_there(payer, ca
     run_sql("ALTER FUNCTION django_idempotency_claim RENAME TO mislaid")
     try:
         assert (entry_point(paying)("k").status_code, effects()) == (503, 0)
-        with pytest.raises(StoreRefused, match="django_idempotency_claim is missing, or this role may not EXECUTE"):
+        with pytest.raises(
+            StoreRefused,
+            match="django_idempotency_claim is missing, or this role may not EXECUTE",
+        ):
             engine.claim_many([operation("a"), operation("b")], Policy())
     finally:
         run_sql("ALTER FUNCTION mislaid RENAME TO django_idempotency_claim")
     # One line, not one for every request.
-    (said,) = [record for record in caplog.records if getattr(record, "event", "") == "no_function"]
-    assert "Run manage.py migrate, or grant EXECUTE. (ProgrammingError 42883)" in said.getMessage()
+    (said,) = [
+        record
+        for record in caplog.records
+        if getattr(record, "event", "") == "no_function"
+    ]
+    assert (
+        "Run manage.py migrate, or grant EXECUTE. (ProgrammingError 42883)"
+        in said.getMessage()
+    )
     assert (entry_point(paying)("k").status_code, effects()) == (201, 1)

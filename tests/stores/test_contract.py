@@ -18,7 +18,11 @@ from tests.support.callers import stop_heartbeat
 
 
 def use(settings, store: type, **options):
-    settings.IDEMPOTENCY = {"STORES": {"mine": {"BACKEND": f"{store.__module__}.{store.__qualname__}", **options}}}
+    settings.IDEMPOTENCY = {
+        "STORES": {
+            "mine": {"BACKEND": f"{store.__module__}.{store.__qualname__}", **options}
+        }
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,7 @@ def test_a_store_that_lies_is_caught(settings, liar):
     use(settings, liar)
     assert liar.caught
     for test in [getattr(Mine(), name) for name in liar.caught]:
-        with pytest.raises(Exception):  # noqa: B017, PT011 - a broken store may raise anything
+        with pytest.raises(Exception):  # noqa: B017, PT011
             test()
 
 
@@ -63,30 +67,51 @@ def test_a_policy_chooses_its_store_and_another_has_the_database(settings):
     use(settings, MemoryStore)
     assert isinstance(store_for(Policy(mode="lease", store="mine")), MemoryStore)
     assert isinstance(store_for(Policy()), DatabaseStore)
-    settings.IDEMPOTENCY = {"STORES": {"default": settings.IDEMPOTENCY["STORES"]["mine"]}}
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": settings.IDEMPOTENCY["STORES"]["mine"]}
+    }
     assert isinstance(store_for(Policy(mode="lease")), MemoryStore)
 
 
 def test_atomic_mode_is_refused_where_a_store_has_no_transactions(settings):
     use(settings, MemoryStore)
-    with pytest.raises(ImproperlyConfigured, match=r"'mine' \(MemoryStore\) can't commit .* set mode=\"lease\""):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"'mine' \(MemoryStore\) can't commit .* set mode=\"lease\"",
+    ):
         store_for(Policy(store="mine"))
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORE": "mine"}
-    with pytest.raises(SystemCheckError, match=r"E024\) The IDEMPOTENCY setting: The policy is in atomic"):
+    with pytest.raises(
+        SystemCheckError,
+        match=r"E024\) The IDEMPOTENCY setting: The policy is in atomic",
+    ):
         call_command("check")
 
 
 @pytest.mark.parametrize(
     ("stated", "told"),
     [
-        ({"STORES": {"redsi": {"BACKEND": "x.Y"}}, "STORE": "redis"}, "STORES has no 'redis': did you mean 'redsi'?"),
-        ({"STORES": {"default": {"BACKEND": "nowhere.Store"}}}, "the store 'default' can't be imported: "),
+        (
+            {"STORES": {"redsi": {"BACKEND": "x.Y"}}, "STORE": "redis"},
+            "STORES has no 'redis': did you mean 'redsi'?",
+        ),
+        (
+            {"STORES": {"default": {"BACKEND": "nowhere.Store"}}},
+            "the store 'default' can't be imported: ",
+        ),
         (
             {"STORES": {"default": {"BACKEND": "builtins.dict"}}},
             "builtins.dict of 'default' is not a django_idempotency.",
         ),
         (
-            {"STORES": {"default": {"BACKEND": f"{memory.__name__}.MemoryStore", "OPTIONS": {"size": 1}}}},
+            {
+                "STORES": {
+                    "default": {
+                        "BACKEND": f"{memory.__name__}.MemoryStore",
+                        "OPTIONS": {"size": 1},
+                    }
+                }
+            },
             "the OPTIONS of 'default' can't be used: MemoryStore takes no options, but got size.",
         ),
     ],
@@ -101,7 +126,10 @@ def test_a_store_that_cannot_be_made_is_an_error_that_says_why(settings, stated,
     assert told in str(found.value)
 
 
-@pytest.mark.parametrize("stated", [[], {"a": "x.Y"}, {"a": {"BACKEND": 1}}, {"a": {"BACKEND": "x.Y", "OPTION": {}}}])
+@pytest.mark.parametrize(
+    "stated",
+    [[], {"a": "x.Y"}, {"a": {"BACKEND": 1}}, {"a": {"BACKEND": "x.Y", "OPTION": {}}}],
+)
 def test_stores_that_are_no_stores_are_an_error(settings, stated):
     settings.IDEMPOTENCY = {"STORES": stated}
     with pytest.raises(SystemCheckError, match=r"django_idempotency\.E001"):

@@ -110,7 +110,11 @@ def test_encryption_keys_give_digest_keys_where_none_is_stated(have):
 CHANGES = {
     "a new key in front": ([OLD], [NEW, OLD]),
     "a first key": ([], [NEW]),
-    "a key of its own in front of a derived one": ([], [NEW], {"ENCRYPTION_KEYS": [OTHER]}),
+    "a key of its own in front of a derived one": (
+        [],
+        [NEW],
+        {"ENCRYPTION_KEYS": [OTHER]},
+    ),
 }
 
 
@@ -145,7 +149,10 @@ def test_a_record_stays_under_its_key_until_it_begins_anew(mode, have):
     assert bytes(record().fingerprint)[:4] == conf.digest_key_id(raw(OLD))
     shift(expires_at=-1)
     entry_point(paying, mode=mode)()
-    assert (bytes(record().fingerprint)[:4], effects()) == (conf.digest_key_id(raw(NEW)), 2)
+    assert (bytes(record().fingerprint)[:4], effects()) == (
+        conf.digest_key_id(raw(NEW)),
+        2,
+    )
 
 
 @modes
@@ -155,7 +162,11 @@ def test_without_its_key_a_response_is_not_replayed(mode, have, caplog):
     have(NEW)
     for body in (b'{"amount": 5}', OTHER_BODY):
         again = send("k", body)
-        assert (again.status_code, code(again), effects()) == (201, "response_not_stored", 1)
+        assert (again.status_code, code(again), effects()) == (
+            201,
+            "response_not_stored",
+            1,
+        )
     (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
     assert conf.digest_key_id(raw(OLD)).hex() in said.getMessage()
 
@@ -165,7 +176,10 @@ def test_without_its_key_nothing_runs_again(mode, have):
     attempt(entry_point(failing, mode=mode))
     before = bytes(record().fingerprint)
     have(NEW)
-    assert (code(entry_point(paying, mode=mode)()), effects()) == ("idempotency_key_reused", 0)
+    assert (code(entry_point(paying, mode=mode)()), effects()) == (
+        "idempotency_key_reused",
+        0,
+    )
     assert bytes(record().fingerprint) == before
     have(NEW, OLD)
     assert (entry_point(paying, mode=mode)().status_code, effects()) == (201, 1)
@@ -219,7 +233,11 @@ def test_a_takeover_whose_response_was_lost_stays_under_its_key(have):
     have(NEW, OLD)
     claimant = Claimant(operation(), Policy(mode=Atomic(takeover_grace=0)))
     taken, found = claimant.ask(), claimant.ask()
-    assert (taken.attempt, taken.token) == (found.attempt, found.token) == (2, claimant.token)
+    assert (
+        (taken.attempt, taken.token)
+        == (found.attempt, found.token)
+        == (2, claimant.token)
+    )
     assert taken.taken_over
     assert found.operation.fingerprint == bytes(record().fingerprint)
     assert child_key(found) == child_key(taken) == child_key(dead)
@@ -265,7 +283,10 @@ PROVIDERS = {
 def test_without_the_keys_of_a_callable_nothing_runs(name, error, settings):
     settings.IDEMPOTENCY = {name: PROVIDERS[error]}
     (message,) = found(databases=())
-    assert (message.id, message.msg) == ("django_idempotency.E001", f"The callable in {name} {error}.")
+    assert (message.id, message.msg) == (
+        "django_idempotency.E001",
+        f"The callable in {name} {error}.",
+    )
     with pytest.raises(ImproperlyConfigured, match=error):
         entry_point(paying)()
     assert effects() == 0
@@ -276,8 +297,16 @@ RESPONSE = StoredResponse(201, (("Content-Type", "application/json"),), b'{"id":
 
 def test_a_digest_tells_responses_apart():
     bodies, statuses = [replace(RESPONSE, body=b"{}")], [replace(RESPONSE, status=200)]
-    others = [*bodies, *statuses, replace(RESPONSE, headers=()), replace(RESPONSE, body=None)]
-    assert len({digests.response_digest(response) for response in [RESPONSE, *others]}) == 5
+    others = [
+        *bodies,
+        *statuses,
+        replace(RESPONSE, headers=()),
+        replace(RESPONSE, body=None),
+    ]
+    assert (
+        len({digests.response_digest(response) for response in [RESPONSE, *others]})
+        == 5
+    )
 
 
 def test_a_digest_of_a_response_is_keyed(settings):
@@ -285,4 +314,7 @@ def test_a_digest_of_a_response_is_keyed(settings):
     plain = digests.response_digest(RESPONSE)
     settings.IDEMPOTENCY = {"DIGEST_KEYS": [OLD]}
     keyed = digests.response_digest(RESPONSE)
-    assert (plain.partition(":")[0], keyed.partition(":")[0]) == ("sha256", "hmac-sha256")
+    assert (plain.partition(":")[0], keyed.partition(":")[0]) == (
+        "sha256",
+        "hmac-sha256",
+    )

@@ -24,7 +24,13 @@ from django_idempotency.messages import Consumer, Message
 from django_idempotency.messages.message import StoreAway
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.reporting import logs
-from django_idempotency.stores.codec import Life, decoded, encrypted, is_encrypted, key_id
+from django_idempotency.stores.codec import (
+    Life,
+    decoded,
+    encrypted,
+    is_encrypted,
+    key_id,
+)
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.policy import Body, Policy
@@ -81,9 +87,16 @@ def test_a_replay_is_exact_and_the_table_shows_nothing_of_it(mode):
         response.set_cookie("session", SECRET)
         return response
 
-    send = entry_point(answering, mode=mode, body=Body(encrypt=True), store_cookies=True)
+    send = entry_point(
+        answering, mode=mode, body=Body(encrypt=True), store_cookies=True
+    )
     first, second = send(), send()
-    assert (second.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
+    assert (second.status_code, second.content, is_replay(second), effects()) == (
+        201,
+        first.content,
+        True,
+        1,
+    )
     assert dict(second.headers) == {**first.headers, **OF_A_REPLAY}
     assert second.cookies.output() == first.cookies.output()
     table = everything_stored()
@@ -116,9 +129,15 @@ def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
     before = send("before")
     keys(NEW, OLD)
     after = send("after")
-    assert [send("before").content, send("after").content] == [before.content, after.content]
+    assert [send("before").content, send("after").content] == [
+        before.content,
+        after.content,
+    ]
     marks = {key: record(key).response_headers[0][1] for key in ("before", "after")}
-    assert marks == {"before": key_id(base64.urlsafe_b64decode(OLD)), "after": key_id(base64.urlsafe_b64decode(NEW))}
+    assert marks == {
+        "before": key_id(base64.urlsafe_b64decode(OLD)),
+        "after": key_id(base64.urlsafe_b64decode(NEW)),
+    }
     keys(NEW)
     assert send("after").content == after.content
 
@@ -158,7 +177,11 @@ def test_an_undecryptable_response_is_never_replayed_or_rerun(mode, harm, keys, 
     before = effects()
     caplog.clear()
     again = send()
-    assert (again.status_code, code(again), is_replay(again)) == (record().response_status, "response_not_stored", True)
+    assert (again.status_code, code(again), is_replay(again)) == (
+        record().response_status,
+        "response_not_stored",
+        True,
+    )
     assert effects() == before
     (said,) = errors(caplog)
     assert f"{record().pk} could not be decrypted" in said.getMessage()
@@ -189,7 +212,11 @@ def test_a_response_of_an_earlier_life_is_not_replayed(mode):
     earlier = {name: value for name, value in row().items() if name in columns}
     shift(expires_at=-1)
     second = send()
-    assert (second.content != first.content, is_replay(second), effects()) == (True, False, 2)
+    assert (second.content != first.content, is_replay(second), effects()) == (
+        True,
+        False,
+        2,
+    )
     assert send().content == second.content
     written(**earlier)
     assert (code(send()), effects()) == ("response_not_stored", 2)
@@ -199,13 +226,22 @@ def test_a_response_of_an_earlier_life_is_not_replayed(mode):
 def test_a_successors_encrypted_response_is_replayed(mode):
     claim(policy=Policy(mode=mode_of(mode, takeover_grace=0)))
     shift(locked_until=-1)
-    send = entry_point(card, mode=mode_of(mode, takeover_grace=0), body=Body(encrypt="require"))
+    send = entry_point(
+        card, mode=mode_of(mode, takeover_grace=0), body=Body(encrypt="require")
+    )
     first, second = send(), send()
-    assert (is_replay(first), is_replay(second), second.content) == (False, True, first.content)
+    assert (is_replay(first), is_replay(second), second.content) == (
+        False,
+        True,
+        first.content,
+    )
 
 
 FORGED = {
-    "clear columns": {"response_headers": [["Content-Type", "text/plain"]], "response_body": b"forged"},
+    "clear columns": {
+        "response_headers": [["Content-Type", "text/plain"]],
+        "response_body": b"forged",
+    },
     "without headers": {"response_headers": [], "response_body": b"forged"},
     "without a body": {"response_headers": [["X-Forged", "1"]], "response_body": None},
 }
@@ -218,29 +254,51 @@ def test_where_it_is_required_what_is_in_clear_is_not_replayed(mode, forged, cap
     send()
     written(**forged)
     again = send()
-    assert (again.status_code, code(again), effects()) == (201, "response_not_stored", 1)
+    assert (again.status_code, code(again), effects()) == (
+        201,
+        "response_not_stored",
+        1,
+    )
     assert b"forged" not in again.content
     assert "X-Forged" not in again
     (said,) = errors(caplog)
     assert f"{record().pk} is not encrypted, and is not replayed" in said.getMessage()
-    assert is_replay(entry_point(card, mode=mode, body=Body(encrypt=True))()), "where it is not required, it is"
+    assert is_replay(entry_point(card, mode=mode, body=Body(encrypt=True))()), (
+        "where it is not required, it is"
+    )
 
 
 @pytest.fixture
 def behind_a_cache(settings):
-    settings.IDEMPOTENCY |= {"STORES": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}}}
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": new_key()}}
+    settings.IDEMPOTENCY |= {
+        "STORES": {
+            "default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}
+        }
+    }
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+            "LOCATION": new_key(),
+        }
+    }
 
 
 @pytest.mark.usefixtures("behind_a_cache")
 def test_where_it_is_required_a_cache_replays_nothing_in_clear():
     entry_point(card)("clear")
-    assert code(entry_point(card, body=Body(encrypt="require"))("clear")) == "response_not_stored"
+    assert (
+        code(entry_point(card, body=Body(encrypt="require"))("clear"))
+        == "response_not_stored"
+    )
 
 
-@pytest.mark.parametrize("first_in", [True, False], ids=["written at COMMIT", "read since"])
+@pytest.mark.parametrize(
+    "first_in", [True, False], ids=["written at COMMIT", "read since"]
+)
 @pytest.mark.usefixtures("behind_a_cache")
-def test_an_encrypted_response_is_replayed_from_a_cache(first_in, django_assert_num_queries):
+def test_an_encrypted_response_is_replayed_from_a_cache(
+    first_in, django_assert_num_queries
+):
     send = entry_point(card, body=Body(encrypt="require"))
     first = send()
     if not first_in:
@@ -282,7 +340,11 @@ def test_without_a_key_the_response_is_given_and_not_stored(mode, keys, caplog):
     keys()
     send = entry_point(card, mode=mode, body=Body(encrypt=True))
     assert (SECRET in send().content.decode(), effects()) == (True, 1)
-    assert (code(send()), effects(), record().status) == ("response_not_stored", 1, "completed")
+    assert (code(send()), effects(), record().status) == (
+        "response_not_stored",
+        1,
+        "completed",
+    )
     assert SECRET not in everything_stored()
     assert "could not be encrypted, and is not stored: IndexError" in caplog.text
 
@@ -315,13 +377,17 @@ def test_the_settings_do_not_show_the_keys():
 TEXT = (("Content-Type", "text/plain"),)
 
 
-@pytest.mark.parametrize("act", [fail, partial(resolve, response=StoredResponse(201, TEXT, SECRET.encode()))])
+@pytest.mark.parametrize(
+    "act", [fail, partial(resolve, response=StoredResponse(201, TEXT, SECRET.encode()))]
+)
 def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
     claim(policy=Policy(mode="lease"))
     shift(locked_until=-1)
     before = row()
     with monkeypatch.context() as without:
-        without.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+        without.setitem(
+            sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None
+        )
         assert act(record().pk) == Refusal.NOT_ENCRYPTED
     assert row() == before
     (said,) = errors(caplog)
@@ -333,12 +399,23 @@ def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
 @pytest.mark.postgresql
 def test_an_encrypted_response_is_recognized_after_a_lost_commit(proxy):
     """Though it is never encrypted in the same way twice."""
-    send = entry_point(commits_next(proxy), body=Body(encrypt=True, redact=without_card))
+    send = entry_point(
+        commits_next(proxy), body=Body(encrypt=True, redact=without_card)
+    )
     first = send()
-    assert (first.status_code, is_replay(first), SECRET in first.content.decode()) == (201, False, True)
+    assert (first.status_code, is_replay(first), SECRET in first.content.decode()) == (
+        201,
+        False,
+        True,
+    )
     assert (effects(), proxy.cuts) == (1, 1)
     second = send()
-    assert (second.status_code, is_replay(second), code(second), effects()) == (201, True, None, 1)
+    assert (second.status_code, is_replay(second), code(second), effects()) == (
+        201,
+        True,
+        None,
+        1,
+    )
 
 
 def commits_next(proxy):
@@ -358,7 +435,11 @@ ONLY_DIGESTS = {"DIGEST_KEYS": WITH_KEY["ENCRYPTION_KEYS"]}
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("lost", "package", "reason"),
-    [({}, True, "there is no key"), (ONLY_DIGESTS, True, "there is no key"), (WITH_KEY, False, "cryptography is not")],
+    [
+        ({}, True, "there is no key"),
+        (ONLY_DIGESTS, True, "there is no key"),
+        (WITH_KEY, False, "cryptography is not"),
+    ],
     ids=["no key", "digest key only", "no package"],
 )
 def test_a_request_that_can_not_be_encrypted_is_refused_until_it_can(
@@ -371,21 +452,38 @@ def test_a_request_that_can_not_be_encrypted_is_refused_until_it_can(
             without.setitem(sys.modules, "cryptography", None)
         refused = send()
         (message,) = found("E003")
-    assert (refused.status_code, code(refused)) == (503, "idempotency_store_unavailable")
+    assert (refused.status_code, code(refused)) == (
+        503,
+        "idempotency_store_unavailable",
+    )
     assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
     assert reason in caplog.text
     assert reason in message.msg
     settings.IDEMPOTENCY = WITH_KEY
     first, second = send(), send()
-    assert (first.status_code, is_replay(first), is_replay(second), effects()) == (201, False, True, 1)
+    assert (first.status_code, is_replay(first), is_replay(second), effects()) == (
+        201,
+        False,
+        True,
+        1,
+    )
 
 
 @pytest.mark.cryptography
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "batch"])
 def test_messages_that_can_not_be_encrypted_stay_with_the_broker(together, settings):
     settings.IDEMPOTENCY = {}
-    consumer = Consumer("receipts", lambda *_given: pay(), policy=Policy(body=Body(encrypt="require")))
-    messages = [Message(source="receipts", id=id, body=b"4111 1111 1111 1111") for id in ("a", "b")]
-    deliveries = consumer.consume_many(messages) if together else [*map(consumer.consume, messages)]
+    consumer = Consumer(
+        "receipts", lambda *_given: pay(), policy=Policy(body=Body(encrypt="require"))
+    )
+    messages = [
+        Message(source="receipts", id=id, body=b"4111 1111 1111 1111")
+        for id in ("a", "b")
+    ]
+    deliveries = (
+        consumer.consume_many(messages)
+        if together
+        else [*map(consumer.consume, messages)]
+    )
     assert [type(delivery) for delivery in deliveries] == [StoreAway] * 2
     assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)

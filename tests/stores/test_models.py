@@ -30,7 +30,11 @@ from tests.support.maintained import run_sql
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLAIM = {"token": uuid4(), "locked_at": NOW, "locked_until": NOW}
 NO_CLAIM = dict.fromkeys(CLAIM)
-RESPONSE = {"response_status": 201, "response_headers": [["A", "b"]], "response_body": b"\0"}
+RESPONSE = {
+    "response_status": 201,
+    "response_headers": [["A", "b"]],
+    "response_body": b"\0",
+}
 NO_RESPONSE = dict.fromkeys(RESPONSE)
 TABLE = IdempotencyRecord._meta.db_table
 
@@ -40,16 +44,34 @@ def columns(status, **changed):
     claim = CLAIM if status in ("started", "processing") else NO_CLAIM
     answer = RESPONSE if status == "completed" else NO_RESPONSE
     times = dict.fromkeys(("created_at", "updated_at", "expires_at", "purge_at"), NOW)
-    request = {"scope": "s", "key": "k", "method": "POST", "path": "/", "fingerprint": b"f" * 32, "mode": "atomic"}
-    return {"id": record_id("s", "k"), "status": status} | request | times | claim | answer | changed
+    request = {
+        "scope": "s",
+        "key": "k",
+        "method": "POST",
+        "path": "/",
+        "fingerprint": b"f" * 32,
+        "mode": "atomic",
+    }
+    return (
+        {"id": record_id("s", "k"), "status": status}
+        | request
+        | times
+        | claim
+        | answer
+        | changed
+    )
 
 
 def inserted(values):
-    return _refusal(lambda: IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**values)]))
+    return _refusal(
+        lambda: IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**values)])
+    )
 
 
 def updated(values):
-    IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**columns(values["status"]))])
+    IdempotencyRecord.objects.bulk_create(
+        [IdempotencyRecord(**columns(values["status"]))]
+    )
     return _refusal(lambda: IdempotencyRecord.objects.update(**values))
 
 
@@ -76,8 +98,13 @@ def test_an_unknown_status_or_mode_is_refused(db):
 
 @pytest.mark.parametrize("status", Status.values)
 @pytest.mark.parametrize("has", list(product([True, False], repeat=3)))
-def test_a_claim_is_there_whole_exactly_while_started_or_processing(refusal, status, has):
-    claim = {name: value if there else None for (name, value), there in zip(CLAIM.items(), has, strict=True)}
+def test_a_claim_is_there_whole_exactly_while_started_or_processing(
+    refusal, status, has
+):
+    claim = {
+        name: value if there else None
+        for (name, value), there in zip(CLAIM.items(), has, strict=True)
+    }
     whole, none = all(has), not any(has)
     legal = whole if status in ("started", "processing") else none
     assert refusal(status, **claim) == (None if legal else "claim")
@@ -87,25 +114,44 @@ def test_a_claim_is_there_whole_exactly_while_started_or_processing(refusal, sta
 @pytest.mark.parametrize("has", list(product([True, False], repeat=3)))
 def test_a_response_is_there_exactly_where_it_must_be(refusal, status, has):
     """One without its body is an answer (streamed, or too large); a part of one is none."""
-    answer = {name: value if there else None for (name, value), there in zip(RESPONSE.items(), has, strict=True)}
+    answer = {
+        name: value if there else None
+        for (name, value), there in zip(RESPONSE.items(), has, strict=True)
+    }
     answered, none = has[:2] == (True, True), not any(has)
-    legal = {"started": none, "processing": none, "completed": answered, "failed": answered or none}
+    legal = {
+        "started": none,
+        "processing": none,
+        "completed": answered,
+        "failed": answered or none,
+    }
     assert refusal(status, **answer) == (None if legal[status] else "response")
 
 
-@pytest.mark.parametrize(("status", "response"), [*product(Status.values, [{}]), ("failed", RESPONSE)])
-def test_only_a_failure_without_a_response_can_be_put_on_hold(refusal, status, response):
+@pytest.mark.parametrize(
+    ("status", "response"), [*product(Status.values, [{}]), ("failed", RESPONSE)]
+)
+def test_only_a_failure_without_a_response_can_be_put_on_hold(
+    refusal, status, response
+):
     legal = status == "failed" and not response
     assert refusal(status, on_hold=True, **response) == (None if legal else "on_hold")
 
 
-@pytest.mark.parametrize("wrong", [{"purge_at": NOW - timedelta(seconds=1)}, {"attempts": 0}], ids=str)
-def test_attempts_start_at_one_and_an_audit_copy_ends_with_the_key_at_least(refusal, wrong):
+@pytest.mark.parametrize(
+    "wrong", [{"purge_at": NOW - timedelta(seconds=1)}, {"attempts": 0}], ids=str
+)
+def test_attempts_start_at_one_and_an_audit_copy_ends_with_the_key_at_least(
+    refusal, wrong
+):
     assert refusal("completed", **wrong) == "sane"
 
 
 def test_a_path_has_no_length_that_a_real_url_could_hit(refusal):
-    assert refusal("completed", path="/" + "x" * 20_000, scope="s" * 5000, key="k" * 255) is None
+    assert (
+        refusal("completed", path="/" + "x" * 20_000, scope="s" * 5000, key="k" * 255)
+        is None
+    )
 
 
 LEGAL = {
@@ -113,15 +159,25 @@ LEGAL = {
     *product(["processing"], ["processing", "completed", "failed"]),
     *product(["failed"], ["processing"]),
 }
-LEGAL_BY_DECISION = {("started", "completed"), ("failed", "completed"), ("failed", "failed")}
+LEGAL_BY_DECISION = {
+    ("started", "completed"),
+    ("failed", "completed"),
+    ("failed", "failed"),
+}
 LEGAL_ONCE_EXPIRED = {("completed", "processing")}
 
 
 @pytest.mark.parametrize("decided", [False, True])
 @pytest.mark.parametrize("expired", [False, True])
 @pytest.mark.parametrize(("before", "after"), list(product(Status, Status)))
-def test_a_record_makes_the_moves_of_the_table_and_no_other(before, after, expired, decided):
-    legal = LEGAL | (LEGAL_ONCE_EXPIRED if expired else set()) | (LEGAL_BY_DECISION if decided else set())
+def test_a_record_makes_the_moves_of_the_table_and_no_other(
+    before, after, expired, decided
+):
+    legal = (
+        LEGAL
+        | (LEGAL_ONCE_EXPIRED if expired else set())
+        | (LEGAL_BY_DECISION if decided else set())
+    )
     if (before, after) in legal:
         check_move(before, after, expired=expired, decided=decided)
     else:
@@ -136,9 +192,14 @@ def test_a_status_that_there_is_not_makes_no_move():
 
 def test_a_key_is_found_in_every_scope_and_no_other_key_with_it(db):
     for scope, key in product(("user:1", "user:2"), ("k", "kk")):
-        assert not inserted(columns("completed", id=record_id(scope, key), scope=scope, key=key))
+        assert not inserted(
+            columns("completed", id=record_id(scope, key), scope=scope, key=key)
+        )
     found = IdempotencyRecord.objects.with_key("k")
-    assert sorted(found.values_list("scope", "key")) == [("user:1", "k"), ("user:2", "k")]
+    assert sorted(found.values_list("scope", "key")) == [
+        ("user:1", "k"),
+        ("user:2", "k"),
+    ]
 
 
 def migrate(target):
@@ -157,19 +218,30 @@ def test_the_migrations_go_back_and_forth_again():
 
 @pytest.mark.postgresql
 def test_storage_parameters_are_set(db):
-    parameters = import_module("django_idempotency.migrations.0001_create_record").PARAMETERS
-    ((options,),) = run_sql("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", [TABLE])
+    parameters = import_module(
+        "django_idempotency.migrations.0001_create_record"
+    ).PARAMETERS
+    ((options,),) = run_sql(
+        "SELECT reloptions FROM pg_class WHERE oid = %s::regclass", [TABLE]
+    )
     assert options == [f"{name}={value}" for name, value in parameters.items()]
 
 
 @pytest.mark.postgresql
 def test_besides_the_primary_key_there_are_only_partial_indexes(db):
-    definitions = dict(run_sql("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE]))
+    definitions = dict(
+        run_sql(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE]
+        )
+    )
     primary = definitions.pop("django_idempotency_record_pkey")
     assert primary.endswith("(id)")
     # PostgreSQL casts here or there, by whether the table was ever partitioned.
     plain = partial(re.sub, r"::(character varying|text)(\[\])?|[()]", "")
-    assert {name: plain(definition.partition("USING ")[2]) for name, definition in definitions.items()} == {
+    assert {
+        name: plain(definition.partition("USING ")[2])
+        for name, definition in definitions.items()
+    } == {
         "idempotency_record_reap": "btree locked_until WHERE status = ANY ARRAY['started', 'processing'] OR on_hold",
         "idempotency_record_bodies": "btree expires_at WHERE purge_at > expires_at AND response_body IS NOT NULL",
         "idempotency_record_undecided": "btree on_hold, updated_at WHERE response_status IS NULL AND status = 'failed'",
@@ -178,7 +250,9 @@ def test_besides_the_primary_key_there_are_only_partial_indexes(db):
 
 
 def test_the_migrations_match_the_models(db):
-    call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
+    call_command(
+        "makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0
+    )
 
 
 def after_migrate(**options):
@@ -218,7 +292,9 @@ CLAIM_FUNCTIONS = {"django_idempotency_claim": "2a570be9b34e9faa"}
 
 def test_the_claim_functions_name_tells_its_signature():
     """A connection that has it prepared could not call it with others (SQLSTATE 0A000)."""
-    name, columns = re.search(r"FUNCTION (\w+)\(\n(.*?)\n\)\nLANGUAGE", FUNCTION, re.DOTALL).groups()
+    name, columns = re.search(
+        r"FUNCTION (\w+)\(\n(.*?)\n\)\nLANGUAGE", FUNCTION, re.DOTALL
+    ).groups()
     assert name in postgresql.CLAIM
     digest = hashlib.sha256(" ".join(columns.split()).encode()).hexdigest()[:16]
     assert CLAIM_FUNCTIONS.get(name) == digest

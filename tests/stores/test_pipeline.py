@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
-from django.db import DatabaseError, DataError, ProgrammingError, connection, connections, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    ProgrammingError,
+    connection,
+    connections,
+    transaction,
+)
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test.utils import CaptureQueriesContext
 
@@ -26,7 +33,11 @@ from tests.support.servers import ROOT
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer", "connect")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.not_on_citus,
+    pytest.mark.usefixtures("payer", "connect"),
+]
 
 NAME = "prepare_threshold"
 VERBS = {"atomic": ["SELECT", "SELECT", "WITH"], "lease": ["SELECT", "UPDATE"]}
@@ -39,7 +50,11 @@ def connect(monkeypatch):
 
     def connect(**stated):
         connection.close()
-        options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != NAME}
+        options = {
+            name: value
+            for name, value in connection.settings_dict["OPTIONS"].items()
+            if name != NAME
+        }
         monkeypatch.setitem(connection.settings_dict, "OPTIONS", options | stated)
 
     connect()
@@ -55,7 +70,10 @@ def statements_of(view, *key):
 
 def verbs_prepared():
     """The verbs of the statements that the session has prepared."""
-    return sorted(statement.split()[0] for (statement,) in run_sql("SELECT statement FROM pg_prepared_statements"))
+    return sorted(
+        statement.split()[0]
+        for (statement,) in run_sql("SELECT statement FROM pg_prepared_statements")
+    )
 
 
 def prepare(mode="atomic"):
@@ -72,7 +90,9 @@ def connect_directly(connect):
         connect()
         connection.ensure_connection()
         for _ in range(pipeline.THRESHOLD):
-            pipeline.learn(connection.connection.pgconn.backend_pid, connections["default"])
+            pipeline.learn(
+                connection.connection.pgconn.backend_pid, connections["default"]
+            )
 
     connect_directly()
     return connect_directly
@@ -85,7 +105,9 @@ def ask(statement, *values):
 @pytest.fixture
 def no_cursor(monkeypatch):
     """Call it, and no statement of ours may go by a cursor."""
-    return lambda: monkeypatch.setattr(pipeline, "_by_cursor", lambda *_: pytest.fail("went by a cursor"))
+    return lambda: monkeypatch.setattr(
+        pipeline, "_by_cursor", lambda *_: pytest.fail("went by a cursor")
+    )
 
 
 @in_each_mode
@@ -101,7 +123,9 @@ def test_statements_are_prepared_on_a_persistent_connection(mode):
 
 def test_a_stated_threshold_is_left_to_psycopg(connect, monkeypatch):
     connect(prepare_threshold=2, server_side_binding=True)
-    monkeypatch.setattr(pipeline, "_by_pipeline", lambda *_: pytest.fail("was prepared by us"))
+    monkeypatch.setattr(
+        pipeline, "_by_pipeline", lambda *_: pytest.fail("was prepared by us")
+    )
     for key in "jklm":
         engine.claim(operation(key), Policy())
     assert verbs_prepared() == ["SELECT"]
@@ -131,7 +155,11 @@ def test_prepared_statements_go_past_the_cursors(no_cursor, mode):
     no_cursor()
     protected = entry_point(paying, mode=mode)
     first, again = protected(), protected()
-    assert (first.status_code, again.content, again["Idempotent-Replayed"]) == (201, first.content, "true")
+    assert (first.status_code, again.content, again["Idempotent-Replayed"]) == (
+        201,
+        first.content,
+        "true",
+    )
     assert protected(body=b"{}").status_code == 422
     assert effects() == 4
 
@@ -163,15 +191,28 @@ def test_prepared_statements_are_seen_by_captures_and_wrappers():
     with CaptureQueriesContext(connection) as captured:
         entry_point(paying)("logged")
     seen = []
-    with connection.execute_wrapper(lambda execute, sql, *details: (seen.append(sql), execute(sql, *details))[1]):
+    with connection.execute_wrapper(
+        lambda execute, sql, *details: (seen.append(sql), execute(sql, *details))[1]
+    ):
         entry_point(paying)("wrapped")
     for statements in ([query["sql"] for query in captured.captured_queries], seen):
-        assert len([statement for statement in statements if "django_idempotency_" in statement]) == 3
+        assert (
+            len(
+                [
+                    statement
+                    for statement in statements
+                    if "django_idempotency_" in statement
+                ]
+            )
+            == 3
+        )
 
 
 @pytest.mark.parametrize("whose", ["tool's", "backend's"])
 @pytest.mark.parametrize("name", pipeline.REPLACED[:-1])
-def test_a_backend_that_changes_every_cursor_changes_the_packages_too(monkeypatch, name, whose):
+def test_a_backend_that_changes_every_cursor_changes_the_packages_too(
+    monkeypatch, name, whose
+):
     """As the backend of django-tenants, which sets the search_path there."""
 
     def make(self, *args):
@@ -183,7 +224,11 @@ def test_a_backend_that_changes_every_cursor_changes_the_packages_too(monkeypatc
     if whose == "tool's":
         monkeypatch.setattr(connection, name, partial(make, connection))
     else:
-        monkeypatch.setattr(connections["default"], "__class__", type("Backend", (DatabaseWrapper,), {name: make}))
+        monkeypatch.setattr(
+            connections["default"],
+            "__class__",
+            type("Backend", (DatabaseWrapper,), {name: make}),
+        )
     engine.claim(operation(), Policy())
     assert made == [name]
 
@@ -217,7 +262,9 @@ def test_once_statements_were_discarded_nothing_is_prepared(mode, statement):
     [
         lambda driver: driver.exec_(b"DEALLOCATE ALL"),
         # As by an exception of a signal's, such as Celery's soft time limit, which the view takes for its end.
-        lambda driver: driver.send_query(b"UPDATE testproject_ledgerentry SET amount = 6"),
+        lambda driver: driver.send_query(
+            b"UPDATE testproject_ledgerentry SET amount = 6"
+        ),
     ],
     ids=["prepared statements discarded", "a statement left in the middle"],
 )
@@ -238,14 +285,21 @@ def test_after_any_other_error_statements_are_prepared_as_before(connect_directl
     prepare()
 
 
-@pytest.mark.parametrize(("statement", "value"), [("SELECT %s::text", "\0"), ("SELECT %s::timestamptz", "infinity")])
-def test_a_value_that_psycopg_can_not_send_or_read_is_a_data_error(connect_directly, statement, value):
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [("SELECT %s::text", "\0"), ("SELECT %s::timestamptz", "infinity")],
+)
+def test_a_value_that_psycopg_can_not_send_or_read_is_a_data_error(
+    connect_directly, statement, value
+):
     for _ in range(2):  # prepared just now, and before
         with pytest.raises(DataError):
             ask(statement, value)
 
 
-def test_parameters_and_errors_follow_a_change_of_the_encoding(connect_directly, no_cursor):
+def test_parameters_and_errors_follow_a_change_of_the_encoding(
+    connect_directly, no_cursor
+):
     no_cursor()
     assert ask("SELECT length(%s::text)", "ü") == (1,)
     run_sql("SET client_encoding TO latin1")
@@ -280,7 +334,10 @@ def test_a_transaction_begins_as_the_connection_says(name):
 
     begun = []
     stated = {"isolation_level": 4, "read_only": False, "deferrable": True}
-    expected = {"isolation_level": ("serializable", "off"), "deferrable": ("read committed", "on")}
+    expected = {
+        "isolation_level": ("serializable", "off"),
+        "deferrable": ("read committed", "on"),
+    }
     prepare()
     setattr(connection.connection, name, stated[name])
     assert entry_point(view)().status_code == 201
@@ -298,7 +355,9 @@ def borrowing(borrowed):
         connections["default"] = own
 
 
-def test_another_threads_connection_is_refused_as_by_a_cursor(connect_directly, no_cursor):
+def test_another_threads_connection_is_refused_as_by_a_cursor(
+    connect_directly, no_cursor
+):
     def refused(mine):
         with borrowing(mine), pytest.raises(DatabaseError, match="created in a thread"):
             ask("SELECT %s::integer", 1)
@@ -308,7 +367,9 @@ def test_another_threads_connection_is_refused_as_by_a_cursor(connect_directly, 
     in_threads(1, lambda _index, mine=connections["default"]: refused(mine))
 
 
-def test_a_transaction_to_be_rolled_back_is_refused_as_by_a_cursor(connect_directly, no_cursor):
+def test_a_transaction_to_be_rolled_back_is_refused_as_by_a_cursor(
+    connect_directly, no_cursor
+):
     no_cursor()
     with transaction.atomic():
         transaction.set_rollback(True)

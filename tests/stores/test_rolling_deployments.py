@@ -12,16 +12,20 @@ from django_idempotency.stores.claim_function import FUNCTION
 from tests.support.callers import effects, entry_point, paying
 from tests.support.maintained import run_sql
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("payer")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.plain_table,
+    pytest.mark.usefixtures("payer"),
+]
 
 TABLE = "django_idempotency_record"
 NEW_COLUMN = f"ALTER TABLE {TABLE} ADD COLUMN region text NOT NULL DEFAULT 'north'"
 WIDER = f"ALTER TABLE {TABLE} ALTER COLUMN attempts TYPE bigint"
 # The function of the release before returns what it did; the new release has one of its own.
 CAST = FUNCTION.replace("old.attempts,", "old.attempts::integer,")
-NEW_FUNCTION = FUNCTION.replace("django_idempotency_claim(", "django_idempotency_claim_2(").replace(
-    "attempts integer", "attempts bigint"
-)
+NEW_FUNCTION = FUNCTION.replace(
+    "django_idempotency_claim(", "django_idempotency_claim_2("
+).replace("attempts integer", "attempts bigint")
 DROP_NEW_FUNCTION = "DROP FUNCTION IF EXISTS django_idempotency_claim_2"
 
 
@@ -53,7 +57,11 @@ def pay():
     return pay
 
 
-@pytest.mark.parametrize("statements", [(NEW_COLUMN,), (WIDER, CAST, NEW_FUNCTION)], ids=["new-column", "wider-column"])
+@pytest.mark.parametrize(
+    "statements",
+    [(NEW_COLUMN,), (WIDER, CAST, NEW_FUNCTION)],
+    ids=["new-column", "wider-column"],
+)
 def test_the_release_before_goes_on_after_a_migration(migrated, pay, statements):
     first, session = pay("one"), connection.connection
     migrated(*statements)

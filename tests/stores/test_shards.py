@@ -35,7 +35,10 @@ from tests.support.shards import ALIASES, by_tenant, running_shards
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("sharded")]
 TENANTS = (1, 2, 3)
-SHARDED = {"USING": f"{by_tenant.__module__}.{by_tenant.__qualname__}", "SHARDS": list(ALIASES)}
+SHARDED = {
+    "USING": f"{by_tenant.__module__}.{by_tenant.__qualname__}",
+    "SHARDS": list(ALIASES),
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,9 @@ def pay(request):
 
 def asked(tenant: int, key: str, query: str = "", **policy):
     view = idempotent(scope=lambda _request: f"tenant:{tenant}", **policy)(pay)
-    return view(RequestFactory().post(f"/pay/{query}", headers={"Idempotency-Key": key}))
+    return view(
+        RequestFactory().post(f"/pay/{query}", headers={"Idempotency-Key": key})
+    )
 
 
 def effects(alias: str, key: str) -> int:
@@ -117,11 +122,18 @@ def stuck(tenant: int, key: str = "stuck") -> Claimed:
 def test_record_and_effects_share_the_shards_transaction(tenant):
     key = str(uuid4())
     first, again = asked(tenant, key), asked(tenant, key)
-    assert (first.status_code, first.content) == (again.status_code, again.content) == (201, f"shard{tenant}".encode())
+    assert (
+        (first.status_code, first.content)
+        == (again.status_code, again.content)
+        == (201, f"shard{tenant}".encode())
+    )
     assert again.headers["Idempotent-Replayed"] == "true"
     for alias in ALIASES:
         here = int(alias == f"shard{tenant}")
-        assert (effects(alias, key), records(alias).filter(key=key).count()) == (here, here)
+        assert (effects(alias, key), records(alias).filter(key=key).count()) == (
+            here,
+            here,
+        )
 
 
 def test_a_request_that_fails_leaves_no_effect_on_its_shard():
@@ -144,8 +156,12 @@ def test_batched_messages_are_recorded_on_their_own_shards():
     assert {type(delivery) for delivery in again} == {AlreadyDone}
     for key in keys:
         shard = f"shard{'abc'.index(key[0]) + 1}"
-        assert [effects(alias, key) for alias in ALIASES] == [int(alias == shard) for alias in ALIASES]
-        assert [records(alias).filter(key=key).count() for alias in ALIASES] == [int(a == shard) for a in ALIASES]
+        assert [effects(alias, key) for alias in ALIASES] == [
+            int(alias == shard) for alias in ALIASES
+        ]
+        assert [records(alias).filter(key=key).count() for alias in ALIASES] == [
+            int(a == shard) for a in ALIASES
+        ]
 
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
@@ -172,18 +188,27 @@ def test_a_store_outside_the_database_is_not_sharded(settings):
         },
     }
     policy = conf().policy.derive(mode="lease")
-    assert [store.name for store in stores_of(policy.derive(store="cached"))] == list(ALIASES)
-    assert [store.name for store in stores_of(policy.derive(store="memory"))] == ["memory"]
+    assert [store.name for store in stores_of(policy.derive(store="cached"))] == list(
+        ALIASES
+    )
+    assert [store.name for store in stores_of(policy.derive(store="memory"))] == [
+        "memory"
+    ]
 
 
 def test_a_database_that_shards_does_not_name_is_refused():
-    with pytest.raises(ImproperlyConfigured, match=r"chose the database 'shard9', which is not in SHARDS \['shard1'"):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"chose the database 'shard9', which is not in SHARDS \['shard1'",
+    ):
         asked(9, "k")
 
 
 def test_a_call_that_needs_one_database_says_that_there_are_several():
     assert databases() == ALIASES
-    with pytest.raises(ImproperlyConfigured, match="The records are in several databases: pass using="):
+    with pytest.raises(
+        ImproperlyConfigured, match="The records are in several databases: pass using="
+    ):
         record_database()
     with pytest.raises(ImproperlyConfigured, match="there is no operation here"):
         store_for(Policy(using=by_tenant))
@@ -192,8 +217,14 @@ def test_a_call_that_needs_one_database_says_that_there_are_several():
 @pytest.mark.parametrize(
     ("stated", "told"),
     [
-        ({"USING": SHARDED["USING"]}, r"USING is a callable, and SHARDS names no database"),
-        ({**SHARDED, "SHARDS": ["shard1", "shrad2"]}, r"(?s)SHARDS names the database 'shrad2'.*did you mean 'shard2'"),
+        (
+            {"USING": SHARDED["USING"]},
+            r"USING is a callable, and SHARDS names no database",
+        ),
+        (
+            {**SHARDED, "SHARDS": ["shard1", "shrad2"]},
+            r"(?s)SHARDS names the database 'shrad2'.*did you mean 'shard2'",
+        ),
         ({"USING": "shard7"}, r"setting: USING is 'shard7', which is not in DATABASES"),
     ],
 )
@@ -221,8 +252,15 @@ def test_with_one_shard_killed_the_tenants_of_the_others_go_on(sharded):
     victim = sharded["shard2"]
     victim.kill()
     try:
-        assert [asked(tenant, "before").content for tenant in (1, 3)] == [before[0], before[2]]
-        assert [asked(tenant, "meanwhile").status_code for tenant in TENANTS] == [201, 503, 201]
+        assert [asked(tenant, "before").content for tenant in (1, 3)] == [
+            before[0],
+            before[2],
+        ]
+        assert [asked(tenant, "meanwhile").status_code for tenant in TENANTS] == [
+            201,
+            503,
+            201,
+        ]
         assert asked(2, "before").headers["Retry-After"]
     finally:
         victim.start()
@@ -258,7 +296,10 @@ def by_anna():
 def test_allow_retry_finds_the_key_wherever_it_is(capsys, by_anna):
     stuck(3)
     call_command("idempotency_keys", "allow-retry", "stuck", "--json", by_anna)
-    assert json.loads(capsys.readouterr().out) == {"database": "shard3", "allow_retry": ["tenant:3"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "database": "shard3",
+        "allow_retry": ["tenant:3"],
+    }
     call_command("idempotency_keys", "show", "stuck", "--json")
     (shown,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (shown["database"], shown["standing"]) == ("shard3", "free to retry")
@@ -275,7 +316,10 @@ def test_events_are_counted_where_the_record_is(sharded):
     asked(3, "k")
     counters.flush()
     told = {
-        alias: IdempotencyCounter.objects.using(alias).filter(event="response_replayed").count() for alias in ALIASES
+        alias: IdempotencyCounter.objects.using(alias)
+        .filter(event="response_replayed")
+        .count()
+        for alias in ALIASES
     }
     assert told == {"shard1": 0, "shard2": 0, "shard3": 1}
 
@@ -301,30 +345,47 @@ def test_the_admin_shows_one_shard_at_a_time_and_acts_on_it(operator):
     assert shown(operator.get(LIST)) == ["one"]
     page = operator.get(f"{LIST}?database=shard3")
     assert shown(page) == ["three"]
-    assert re.search(rf'{claim.id}/change/\?[^"]*database=shard3"', page.content.decode())
-    assert "three" in operator.get(f"{LIST}{claim.id}/change/?database=shard3").content.decode()
-    confirm = operator.get(f"{LIST}intervene/allow_retry/?id={claim.id}&database=shard3").content.decode()
+    assert re.search(
+        rf'{claim.id}/change/\?[^"]*database=shard3"', page.content.decode()
+    )
+    assert (
+        "three"
+        in operator.get(f"{LIST}{claim.id}/change/?database=shard3").content.decode()
+    )
+    confirm = operator.get(
+        f"{LIST}intervene/allow_retry/?id={claim.id}&database=shard3"
+    ).content.decode()
     assert '<input type="hidden" name="database" value="shard3">' in confirm
     chosen = confirm.partition('name="record" value="')[2].partition('"')[0]
-    operator.post(f"{LIST}intervene/allow_retry/", {"record": chosen, "database": "shard3"})
+    operator.post(
+        f"{LIST}intervene/allow_retry/", {"record": chosen, "database": "shard3"}
+    )
     assert records("shard3").get().status == Status.FAILED
 
 
 def test_the_dashboard_shows_one_shard_at_a_time(operator):
     stuck(3)
     page = operator.get(f"{LIST}dashboard/?database=shard3")
-    assert page.context["databases"] == [("shard1", False), ("shard2", False), ("shard3", True)]
+    assert page.context["databases"] == [
+        ("shard1", False),
+        ("shard2", False),
+        ("shard3", True),
+    ]
     assert "?range=7d&amp;database=shard3" in page.content.decode()
 
 
 @pytest.mark.usefixtures("killed")
 class TestOneKilled:
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_a_command_reports_the_shard_that_is_dead_and_goes_on(self, command, capsys):
+    def test_a_command_reports_the_shard_that_is_dead_and_goes_on(
+        self, command, capsys
+    ):
         with pytest.raises(SystemExit) as ended:
             call_command(*command.split(), *COMMANDS[command], "--json")
         told = capsys.readouterr()
-        facts = {line["database"]: line for line in map(json.loads, told.out.splitlines())}
+        facts = {
+            line["database"]: line for line in map(json.loads, told.out.splitlines())
+        }
         assert facts.keys() == set(ALIASES)
         assert {alias for alias in ALIASES if "error" in facts[alias]} == {"shard2"}
         assert "shard2: " in told.err
@@ -337,13 +398,22 @@ class TestOneKilled:
             run_pass("reap", max_seconds=30)
         (error,) = failed.value.exceptions
         assert error.__notes__ == ["in the database 'shard2'"]
-        assert [records(alias).get().status for alias in ("shard1", "shard3")] == [Status.FAILED] * 2
+        assert [records(alias).get().status for alias in ("shard1", "shard3")] == [
+            Status.FAILED
+        ] * 2
 
     def test_allow_retry_refuses_while_a_shard_is_dead(self, by_anna):
         stuck(3)
         with pytest.raises(CommandError, match="may also be in other scopes"):
             call_command("idempotency_keys", "allow-retry", "stuck", by_anna)
-        call_command("idempotency_keys", "allow-retry", "stuck", by_anna, scope="tenant:3", verbosity=0)
+        call_command(
+            "idempotency_keys",
+            "allow-retry",
+            "stuck",
+            by_anna,
+            scope="tenant:3",
+            verbosity=0,
+        )
         assert records("shard3").get().status == Status.FAILED
 
     def test_show_says_that_a_shard_was_not_looked_at(self, capsys):
@@ -351,7 +421,10 @@ class TestOneKilled:
         with pytest.raises(CommandError, match="could not be searched"):
             call_command("idempotency_keys", "show", "stuck")
         assert "tenant:3 stuck" in capsys.readouterr().out
-        with pytest.raises(CommandError, match="The key was not found, but a database or store could not be searched"):
+        with pytest.raises(
+            CommandError,
+            match="The key was not found, but a database or store could not be searched",
+        ):
             call_command("idempotency_keys", "show", "unheard-of")
 
     def test_a_check_of_a_dead_shard_exits_with_3(self):

@@ -18,7 +18,12 @@ from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.claim_function import KEY_LOCKS
 from django_idempotency.stores.database import DatabaseStore
-from django_idempotency.values.exceptions import DigestCollision, IllegalMove, StoreConflict, StoreUnavailable
+from django_idempotency.values.exceptions import (
+    DigestCollision,
+    IllegalMove,
+    StoreConflict,
+    StoreUnavailable,
+)
 from django_idempotency.values.outcomes import Claimed, InFlight, Replay
 from django_idempotency.values.policy import Atomic, Policy
 from tests.stores.contract import (
@@ -56,7 +61,11 @@ def test_a_claim_writes_the_request_and_the_policys_times(policy):
     claim = claimed(policy)
     made = IdempotencyRecord.objects.get()
     assert (made.id, made.scope, made.key) == (claim.id, operation().scope, "k")
-    assert (made.method, made.path, made.mode) == ("POST", "/charges/", policy.mode.word)
+    assert (made.method, made.path, made.mode) == (
+        "POST",
+        "/charges/",
+        policy.mode.word,
+    )
     assert made.locked_until - made.locked_at == timedelta(seconds=policy.mode.seconds)
     assert made.expires_at - made.created_at == timedelta(seconds=100)
     assert made.purge_at - made.created_at == timedelta(seconds=500)
@@ -78,11 +87,18 @@ def test_taking_an_expired_record_starts_it_afresh():
     store_for(ATOMIC).complete(done, RESPONSE)
     store_for(ATOMIC).count_replays({done.id: 5})
     expire(done)
-    taken = taken_over(done, LEASE, replace(operation(body=b"other"), method="PUT", path="/other/"))
+    taken = taken_over(
+        done, LEASE, replace(operation(body=b"other"), method="PUT", path="/other/")
+    )
     assert (taken.attempt, taken.taken_over) == (1, False)
     record = IdempotencyRecord.objects.get()
     assert (record.method, record.path) == ("PUT", "/other/")
-    assert (record.mode, record.response_status, record.response_body, record.replays) == ("lease", None, None, 0)
+    assert (
+        record.mode,
+        record.response_status,
+        record.response_body,
+        record.replays,
+    ) == ("lease", None, None, 0)
     assert bytes(record.fingerprint) == taken.operation.fingerprint
     assert record.created_at == record.updated_at
 
@@ -91,7 +107,12 @@ def test_a_record_that_expires_now_starts_afresh_and_a_dead_owners_never_does():
     done, dead = claimed(), claimed(key="dead")
     store_for(ATOMIC).complete(done, RESPONSE)
     store, record = store_for(ATOMIC), store_for(ATOMIC).read(done.id)
-    assert store.successor(replace(record, expires_at=record.now), operation(), uuid4()).attempt == 1
+    assert (
+        store.successor(
+            replace(record, expires_at=record.now), operation(), uuid4()
+        ).attempt
+        == 1
+    )
     expire(dead)
     taken = taken_over(dead)
     assert (taken.attempt, taken.taken_over) == (2, True)
@@ -111,7 +132,11 @@ def test_replays_are_added_to_what_was_counted():
     once, twice = claimed(), claimed(key="other")
     store_for(ATOMIC).count_replays({once.id: 1, twice.id: 2})
     store_for(ATOMIC).count_replays({twice.id: 3, uuid4(): 9})
-    counted = dict(IdempotencyRecord.objects.filter(last_replayed_at__isnull=False).values_list("id", "replays"))
+    counted = dict(
+        IdempotencyRecord.objects.filter(last_replayed_at__isnull=False).values_list(
+            "id", "replays"
+        )
+    )
     assert counted == {once.id: 1, twice.id: 5}
 
 
@@ -125,7 +150,9 @@ def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_threa
         with transaction.atomic():
             IdempotencyRecord.objects.select_for_update().get(pk=ids[10])
             replays = dict.fromkeys(reversed(ids), 1)
-            counting = pool.submit(in_threads, 1, lambda _: store_for(ATOMIC).count_replays(replays))
+            counting = pool.submit(
+                in_threads, 1, lambda _: store_for(ATOMIC).count_replays(replays)
+            )
             eventually(lambda: other_thread(someone_waits_for_a_lock))
             free = other_thread(transaction.atomic(lambda: {row.pk for row in rows}))
         counting.result(30)
@@ -214,21 +241,34 @@ def test_a_reference_to_a_record_is_not_taken_for_its_owner(other_thread, lock):
         (ATOMIC, b"other", False, False),
         (LEASE, b"", False, False),
     ],
-    ids=["a duplicate in atomic mode", "of what is answered", "of another request", "in lease mode"],
+    ids=[
+        "a duplicate in atomic mode",
+        "of what is answered",
+        "of another request",
+        "in lease mode",
+    ],
 )
-def test_a_second_claim_tries_the_row_lock_only_in_atomic_mode(policy, body, answered, tried):
+def test_a_second_claim_tries_the_row_lock_only_in_atomic_mode(
+    policy, body, answered, tried
+):
     claim = claimed(policy)
     if answered:
         store_for(policy).complete(claim, RESPONSE)
     store_for(policy).claim(operation(body=body), uuid4())
-    assert run_sql("SELECT xmax <> '0' FROM django_idempotency_record") == [(tried,)], "who has had the row locked"
+    assert run_sql("SELECT xmax <> '0' FROM django_idempotency_record") == [(tried,)], (
+        "who has had the row locked"
+    )
 
 
 @pytest.mark.row_locks
-def test_a_claim_with_an_old_snapshot_does_not_wait_for_the_owner(other_thread, monkeypatch):
+def test_a_claim_with_an_old_snapshot_does_not_wait_for_the_owner(
+    other_thread, monkeypatch
+):
     claim = claimed()
     block = lock_in(other_thread, claim)
-    monkeypatch.setattr(DatabaseStore, "read", lambda *_: None)  # it was not there when looked for
+    monkeypatch.setattr(
+        DatabaseStore, "read", lambda *_: None
+    )  # it was not there when looked for
     began = time.monotonic()
     with suppress(StoreConflict):
         assert not isinstance(store_for(ATOMIC).claim(operation(), uuid4()), Claimed)
@@ -299,7 +339,9 @@ def test_within_the_grace_a_claim_is_asked_again_every_10_ms(monkeypatch):
             store_for(ATOMIC).complete(claim, RESPONSE)
 
     monkeypatch.setattr(engine.waiting.time, "sleep", complete_at_the_third)
-    assert engine.claim(operation(), Policy(mode=Atomic(takeover_grace=5))) == Replay(RESPONSE)
+    assert engine.claim(operation(), Policy(mode=Atomic(takeover_grace=5))) == Replay(
+        RESPONSE
+    )
     assert pauses == [0.01] * 3
 
 

@@ -29,12 +29,18 @@ from tests.support.waiting import eventually, someone_waits_for_a_lock
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
-ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
+ZONES = {
+    "postgresql": "SET TIME ZONE 'Asia/Tokyo'",
+    "mysql": "SET time_zone = '+09:00'",
+    "sqlite": "SELECT 1",
+}
 
 
 def test_times_are_the_databases_own_in_whatever_time_zone_it_is(monkeypatch):
     began = _database_time()
-    monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the application's clock was asked"))
+    monkeypatch.setattr(
+        timezone, "now", lambda: pytest.fail("the application's clock was asked")
+    )
     connection.cursor().execute(ZONES[connection.vendor])
     claim = claimed()
     connection.close()
@@ -45,10 +51,16 @@ def test_times_are_the_databases_own_in_whatever_time_zone_it_is(monkeypatch):
 
 def _database_time() -> datetime:
     """In UTC, by other means than the package's."""
-    seconds = {"postgresql": "extract(epoch FROM now())", "mysql": "UNIX_TIMESTAMP(NOW(6))", "sqlite": "unixepoch()"}
+    seconds = {
+        "postgresql": "extract(epoch FROM now())",
+        "mysql": "UNIX_TIMESTAMP(NOW(6))",
+        "sqlite": "unixepoch()",
+    }
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {seconds[connection.vendor]}")
-        return datetime.fromtimestamp(float(cursor.fetchone()[0]), tz=timezone.get_fixed_timezone(0))
+        return datetime.fromtimestamp(
+            float(cursor.fetchone()[0]), tz=timezone.get_fixed_timezone(0)
+        )
 
 
 @MODES
@@ -101,16 +113,28 @@ def on_its_own(work, **options):
 @pytest.mark.usefixtures("payer")
 @pytest.mark.parametrize(
     "options",
-    [{"options": "-c lock_timeout=20ms"}, {"isolation_level": IsolationLevel.REPEATABLE_READ}],
+    [
+        {"options": "-c lock_timeout=20ms"},
+        {"isolation_level": IsolationLevel.REPEATABLE_READ},
+    ],
     ids=["lock timeout", "isolation level"],
 )
-def test_a_write_waits_for_another_ones_row_whatever_the_project_has_set(monkeypatch, options, other_thread):
+def test_a_write_waits_for_another_ones_row_whatever_the_project_has_set(
+    monkeypatch, options, other_thread
+):
     pay()
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", connection.settings_dict["OPTIONS"] | options)
+    monkeypatch.setitem(
+        connection.settings_dict,
+        "OPTIONS",
+        connection.settings_dict["OPTIONS"] | options,
+    )
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             LedgerEntry.objects.update(amount=6)
-            write = pool.submit(on_its_own, lambda: LedgerEntry.objects.filter(amount__gt=0).update(amount=7))
+            write = pool.submit(
+                on_its_own,
+                lambda: LedgerEntry.objects.filter(amount__gt=0).update(amount=7),
+            )
             eventually(lambda: write.done() or other_thread(someone_waits_for_a_lock))
             time.sleep(0.1)
         assert write.result(30) == 1
@@ -122,7 +146,11 @@ def test_a_write_waits_for_another_ones_row_whatever_the_project_has_set(monkeyp
 def test_a_schema_may_have_any_name(other_thread):
     run_sql(f'CREATE SCHEMA "{QUOTED}"')
     try:
-        found = other_thread(on_its_own, lambda: run_sql("SELECT current_schemas(false)"), schemas=[SCHEMA])
+        found = other_thread(
+            on_its_own,
+            lambda: run_sql("SELECT current_schemas(false)"),
+            schemas=[SCHEMA],
+        )
     finally:
         run_sql(f'DROP SCHEMA "{QUOTED}"')
     assert found == [([SCHEMA, "public"],)]

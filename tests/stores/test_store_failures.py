@@ -7,15 +7,33 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from django.db import DataError, IntegrityError, InterfaceError, OperationalError, ProgrammingError, connection
+from django.db import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+)
 
 from django_idempotency import engine
 from django_idempotency.stores import errors, store_for
 from django_idempotency.stores.errors import store_errors
-from django_idempotency.values.exceptions import StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.values.exceptions import (
+    StoreConflict,
+    StoreRefused,
+    StoreUnavailable,
+)
 from django_idempotency.values.outcomes import Claimed, Release
 from django_idempotency.values.policy import Atomic, Policy
-from tests.stores.contract import ATOMIC, LEASE, WRITES, _connecting_with, claimed, operation
+from tests.stores.contract import (
+    ATOMIC,
+    LEASE,
+    WRITES,
+    _connecting_with,
+    claimed,
+    operation,
+)
 from tests.support.private_servers import free_port
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -26,7 +44,11 @@ def test_where_there_is_no_server_one_connection_is_tried(monkeypatch):
     """Each may take as long as the driver waits for an answer."""
     tried = []
     connect = connection.get_new_connection
-    monkeypatch.setattr(connection, "get_new_connection", lambda named: tried.append(named) or connect(named))
+    monkeypatch.setattr(
+        connection,
+        "get_new_connection",
+        lambda named: tried.append(named) or connect(named),
+    )
     connection.close()
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
@@ -50,14 +72,28 @@ def sqlite_error(name: str) -> Exception:
         (OperationalError("…"), psycopg.errors.DeadlockDetected(), StoreConflict),
         (OperationalError("…"), psycopg.errors.QueryCanceled(), StoreRefused),
         (OperationalError("…"), psycopg.errors.AdminShutdown(), StoreUnavailable),
-        (OperationalError("…"), psycopg.OperationalError("the connection is closed"), StoreUnavailable),
-        *((OperationalError(number, "…"), None, StoreConflict) for number in (1205, 1213, 1020, 3572)),
-        *((OperationalError(number, "…"), None, StoreRefused) for number in (1969, 1317, 3024)),
+        (
+            OperationalError("…"),
+            psycopg.OperationalError("the connection is closed"),
+            StoreUnavailable,
+        ),
+        *(
+            (OperationalError(number, "…"), None, StoreConflict)
+            for number in (1205, 1213, 1020, 3572)
+        ),
+        *(
+            (OperationalError(number, "…"), None, StoreRefused)
+            for number in (1969, 1317, 3024)
+        ),
         (OperationalError(2006, 1205), None, StoreUnavailable),
         (OperationalError(), None, StoreUnavailable),
         (OperationalError("…"), sqlite_error("SQLITE_BUSY"), StoreConflict),
         (OperationalError("…"), sqlite_error("SQLITE_BUSY_SNAPSHOT"), StoreConflict),
-        (OperationalError("…"), sqlite_error("SQLITE_LOCKED_SHAREDCACHE"), StoreConflict),
+        (
+            OperationalError("…"),
+            sqlite_error("SQLITE_LOCKED_SHAREDCACHE"),
+            StoreConflict,
+        ),
         (OperationalError("…"), sqlite_error("SQLITE_FULL"), StoreUnavailable),
         (InterfaceError("connection already closed"), None, StoreUnavailable),
     ],
@@ -84,7 +120,10 @@ def test_a_programming_error_is_not_an_outage(sql, error):
 
 
 def test_an_error_of_the_database_is_described_without_its_detail():
-    assert errors.brief(IntegrityError("duplicate key\nDETAIL: Key (key)=(secret)")) == "IntegrityError: duplicate key"
+    assert (
+        errors.brief(IntegrityError("duplicate key\nDETAIL: Key (key)=(secret)"))
+        == "IntegrityError: duplicate key"
+    )
 
 
 ASKING = WRITES | {
@@ -107,7 +146,11 @@ def test_every_verb_of_an_unreachable_store_is_unavailable(ask, monkeypatch):
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("policy", [ATOMIC, LEASE, Policy(mode=Atomic(claim="lock"))], ids=["atomic", "lease", "lock"])
+@pytest.mark.parametrize(
+    "policy",
+    [ATOMIC, LEASE, Policy(mode=Atomic(claim="lock"))],
+    ids=["atomic", "lease", "lock"],
+)
 def test_after_a_failover_the_claim_finds_the_server_that_writes(policy):
     with _connecting_with("default_transaction_read_only=on") as undo:
         with pytest.raises(StoreUnavailable, match="read-only"):
@@ -115,5 +158,7 @@ def test_after_a_failover_the_claim_finds_the_server_that_writes(policy):
         undo()  # the next connection is to another server
         found = engine.claim(operation(), policy)
         assert isinstance(found, Claimed)
-        with engine.execution(found, policy) as run:  # a claim by lock has left its transaction open
+        with engine.execution(
+            found, policy
+        ) as run:  # a claim by lock has left its transaction open
             run.verdict = Release()

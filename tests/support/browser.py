@@ -68,7 +68,9 @@ class Browser:
 
     def find(self, selector: str) -> WebElement:
         """The element, as soon as it is there."""
-        return WebDriverWait(self.driver, 10).until(lambda driver: driver.find_element(By.CSS_SELECTOR, selector))
+        return WebDriverWait(self.driver, 10).until(
+            lambda driver: driver.find_element(By.CSS_SELECTOR, selector)
+        )
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -79,25 +81,38 @@ class Browser:
 
     def follow(self, text: str) -> None:
         """Click the link that says ``text``."""
-        self.leave_by(WebDriverWait(self.driver, 10).until(lambda driver: driver.find_element(By.LINK_TEXT, text)))
+        self.leave_by(
+            WebDriverWait(self.driver, 10).until(
+                lambda driver: driver.find_element(By.LINK_TEXT, text)
+            )
+        )
 
     def leave_by(self, element: WebElement) -> None:
         """Click what leads to another page, and wait until it is there."""
         self.driver.execute_script("document.documentElement.dataset.left = 'yes'")
         element.click()
         arrived = "return document.readyState === 'complete' && !document.documentElement.dataset.left"
-        WebDriverWait(self.driver, 10).until(lambda driver: driver.execute_script(arrived))
+        WebDriverWait(self.driver, 10).until(
+            lambda driver: driver.execute_script(arrived)
+        )
 
     def resize(self, size: tuple[int, int]) -> None:
         """To ``WIDE`` or ``NARROW``, however narrow a window may otherwise be."""
         width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def prefer(self, scheme: str) -> None:
         """The ``light`` or the ``dark`` color scheme."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": features}
+        )
 
     def scrolls_sideways(self) -> bool:
         """Whether the page is wider than the window."""
@@ -106,8 +121,14 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the browser's console has had to say since it was last asked: errors, breaches of the policy."""
-        said = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-        return [message for message in said if "/favicon.ico" not in message]  # the browser asks for that by itself
+        said = [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] == "SEVERE"
+        ]
+        return [
+            message for message in said if "/favicon.ico" not in message
+        ]  # the browser asks for that by itself
 
     def forget(self) -> None:
         """Who was signed in, and what was complained of."""

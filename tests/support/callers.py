@@ -36,18 +36,29 @@ PAYER = "payer"
 MODES = ("atomic", "lease")
 
 
-def post(key: str = "k", body: bytes = BODY, path: str = "/pay/", content_type: str = "application/json") -> Any:
+def post(
+    key: str = "k",
+    body: bytes = BODY,
+    path: str = "/pay/",
+    content_type: str = "application/json",
+) -> Any:
     """A request with ``key``, of nobody in particular."""
-    return RequestFactory().post(path, body, content_type, headers={"Idempotency-Key": f'"{key}"'})
+    return RequestFactory().post(
+        path, body, content_type, headers={"Idempotency-Key": f'"{key}"'}
+    )
 
 
-def entry_point(view: Callable[..., HttpResponseBase], **policy: Any) -> Callable[..., Any]:
+def entry_point(
+    view: Callable[..., HttpResponseBase], **policy: Any
+) -> Callable[..., Any]:
     """``view`` behind ``@idempotent``; takes what ``post`` takes."""
     protected = idempotent(**{"scope": SCOPE} | policy)(view)
     return lambda *args, **sent: protected(post(*args, **sent))
 
 
-def behind_middleware(view: Callable[..., HttpResponseBase]) -> Callable[[Any], HttpResponseBase]:
+def behind_middleware(
+    view: Callable[..., HttpResponseBase],
+) -> Callable[[Any], HttpResponseBase]:
     """``view`` behind ``IdempotencyMiddleware`` alone, served as Django does; takes a request that ``post`` makes."""
     ours = "django_idempotency.middleware.IdempotencyMiddleware"
 
@@ -77,7 +88,9 @@ def claim(*args: Any, policy: Policy, **sent: Any) -> Claimed:
 def pay(reference: str = "r") -> LedgerEntry:
     """One effect."""
     payer = get_user_model().objects.get(username=PAYER)
-    return LedgerEntry.objects.create(kind="order", user=payer, amount=5, currency="EUR", reference=reference)
+    return LedgerEntry.objects.create(
+        kind="order", user=payer, amount=5, currency="EUR", reference=reference
+    )
 
 
 def paying(request: Any) -> HttpResponse:
@@ -111,10 +124,14 @@ def row(key: str = "k", scope: str = SCOPE) -> Any:
 
 def shift(key: str = "k", **seconds: float) -> None:
     """Set times of the record, so many seconds from the database's now: ``shift(locked_until=-1)``."""
-    if seconds.get("locked_until", 1) < 0:  # a lease that was found expired ends where it began
+    if (
+        seconds.get("locked_until", 1) < 0
+    ):  # a lease that was found expired ends where it began
         seconds = {"locked_at": seconds["locked_until"]} | seconds
     times = {name: ahead(offset) for name, offset in seconds.items()}
-    assert IdempotencyRecord.objects.filter(pk=record_id(SCOPE, key)).update(**times) == 1
+    assert (
+        IdempotencyRecord.objects.filter(pk=record_id(SCOPE, key)).update(**times) == 1
+    )
 
 
 def stop(worker: Worker) -> None:
@@ -161,7 +178,11 @@ class Gate:
     """A view that pays, and waits until it is let go. ``prepare`` is called first by the thread that it runs in."""
 
     def __init__(self, prepare: Callable[[], Any] = lambda: None) -> None:
-        self.entered, self.let_go, self.prepare = threading.Event(), threading.Event(), prepare
+        self.entered, self.let_go, self.prepare = (
+            threading.Event(),
+            threading.Event(),
+            prepare,
+        )
 
     def __call__(self, request: Any) -> HttpResponse:
         response = paying(request)
@@ -201,4 +222,6 @@ def mode_of(word: str, **options: Any) -> Atomic | Lease:
     group: type[Atomic | Lease] = GROUPS[word]
     if "lease" in options:
         options["seconds"] = options.pop("lease")
-    return group(**{name: options[name] for name in options.keys() & rules(group).keys()})
+    return group(
+        **{name: options[name] for name in options.keys() & rules(group).keys()}
+    )

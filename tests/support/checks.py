@@ -11,10 +11,14 @@ from django_idempotency.checks import Project
 from django_idempotency.checks.registry import registered, run
 
 CORE = "django_idempotency"
-CITUS, OUTBOX, PARTITIONS = (f"{CORE}_{wing}" for wing in ("citus", "outbox", "partitions"))
+CITUS, OUTBOX, PARTITIONS = (
+    f"{CORE}_{wing}" for wing in ("citus", "outbox", "partitions")
+)
 
 
-def found(*ids: str, label: str = CORE, databases: Collection[str] = ("default",)) -> list[CheckMessage]:
+def found(
+    *ids: str, label: str = CORE, databases: Collection[str] = ("default",)
+) -> list[CheckMessage]:
     """What the checks with these ids find, or all checks of the app ``label``, deployment checks included."""
     table = registered[label]
     rows = [row for row in table.rows if row.id in ids or not ids]
@@ -22,5 +26,10 @@ def found(*ids: str, label: str = CORE, databases: Collection[str] = ("default",
     return run(replace(table, rows=rows), Project(databases))
 
 
-def ids_found(*ids: str, label: str = CORE, databases: Collection[str] = ("default",)) -> list[str]:
-    return [message.id.rpartition(".")[2] for message in found(*ids, label=label, databases=databases)]
+def ids_found(
+    *ids: str, label: str = CORE, databases: Collection[str] = ("default",)
+) -> list[str]:
+    return [
+        message.id.rpartition(".")[2]
+        for message in found(*ids, label=label, databases=databases)
+    ]

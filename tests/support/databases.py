@@ -20,7 +20,9 @@ def database_url(settings: dict[str, Any], name: str | Path, **replaced: Any) ->
     settings = settings | replaced
     user, password = (quote(settings[part], safe="") for part in ("USER", "PASSWORD"))
     # The directory of a socket starts with a slash; behind the one of the URL it stays the host.
-    host = f"/{settings['HOST']}" if settings["HOST"].startswith("/") else settings["HOST"]
+    host = (
+        f"/{settings['HOST']}" if settings["HOST"].startswith("/") else settings["HOST"]
+    )
     port = f":{settings['PORT']}" if settings["PORT"] else ""
     return f"{SCHEMES[connection.vendor]}://{user}{password and ':' + password}@{host}{port}/{name}"
 
@@ -28,9 +30,12 @@ def database_url(settings: dict[str, Any], name: str | Path, **replaced: Any) ->
 def environment() -> dict[str, str]:
     """For a process with this one's settings, on the test database."""
     given = {
-        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+        "DATABASE_URL": database_url(
+            connection.settings_dict, connection.settings_dict["NAME"]
+        ),
         # Overridden settings name no module.
-        "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE or os.environ["DJANGO_SETTINGS_MODULE"],
+        "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE
+        or os.environ["DJANGO_SETTINGS_MODULE"],
     }
     return os.environ | given
 
@@ -51,4 +56,6 @@ def drop_database(name: str) -> None:
         return
     force = " WITH (FORCE)" if connection.vendor == "postgresql" else ""
     with connection._nodb_cursor() as cursor:
-        cursor.execute(f"DROP DATABASE IF EXISTS {connection.ops.quote_name(name)}{force}")
+        cursor.execute(
+            f"DROP DATABASE IF EXISTS {connection.ops.quote_name(name)}{force}"
+        )

@@ -35,15 +35,25 @@ def distribute() -> None:
         cursor.execute("SELECT citus_set_coordinator_host(%s, %s)", coordinator)
         for worker in workers:
             cursor.execute("SELECT citus_add_node(%s, %s)", worker)
-        cursor.execute("SELECT create_distributed_table('django_idempotency_record', 'id', colocate_with := 'none')")
+        cursor.execute(
+            "SELECT create_distributed_table('django_idempotency_record', 'id', colocate_with := 'none')"
+        )
         cursor.execute(FUNCTION)
         ((statement,),) = cursor.fetchall()
         cursor.execute(statement)
         for table in ("counter", "observation"):
-            cursor.execute("SELECT create_reference_table(%s)", [f"django_idempotency_{table}"])
+            cursor.execute(
+                "SELECT create_reference_table(%s)", [f"django_idempotency_{table}"]
+            )
         for table in ("event", "lane", "relay"):
-            cursor.execute("SELECT citus_add_local_table_to_metadata(%s)", [f"django_idempotency_outbox_{table}"])
-        cursor.execute("SELECT citus_add_local_table_to_metadata(%s, cascade_via_foreign_keys := true)", [EFFECTS])
+            cursor.execute(
+                "SELECT citus_add_local_table_to_metadata(%s)",
+                [f"django_idempotency_outbox_{table}"],
+            )
+        cursor.execute(
+            "SELECT citus_add_local_table_to_metadata(%s, cascade_via_foreign_keys := true)",
+            [EFFECTS],
+        )
 
 
 def use_store() -> None:
@@ -86,5 +96,9 @@ def to(node: tuple[str, int], name: str) -> Any:
     import psycopg
 
     host, port = node
-    user, password = (connection.settings_dict[part] or None for part in ("USER", "PASSWORD"))
-    return psycopg.connect(host=host, port=port, dbname=name, user=user, password=password, autocommit=True)
+    user, password = (
+        connection.settings_dict[part] or None for part in ("USER", "PASSWORD")
+    )
+    return psycopg.connect(
+        host=host, port=port, dbname=name, user=user, password=password, autocommit=True
+    )

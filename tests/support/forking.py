@@ -50,7 +50,9 @@ def main(how: str) -> None:
     entered = threading.Event()
     threading.Thread(target=hold, args=("parent", entered), daemon=True).start()
     assert entered.wait(30)
-    eventually(asleep)  # what another thread was doing at the fork stays half done in the child
+    eventually(
+        asleep
+    )  # what another thread was doing at the fork stays half done in the child
     if FORKS[how]() == 0:
         hold("child", threading.Event())
     else:

@@ -49,7 +49,9 @@ def main() -> None:
 
     def somebody_waits() -> Any:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
+            )
             return cursor.fetchone()[0]
 
     gevent.joinall([gevent.spawn(wait), gevent.spawn(hold)], raise_error=True)

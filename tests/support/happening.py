@@ -8,14 +8,18 @@ from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.reporting.events import EVENTS
 from django_idempotency.stores.database import ahead
 
-COUNTED_AS = {event.reason or event.name.partition("_")[2]: event.counted_as for event in EVENTS}
+COUNTED_AS = {
+    event.reason or event.name.partition("_")[2]: event.counted_as for event in EVENTS
+}
 
 
 def happen(view: str, *, hours: float = 0, **events: int) -> None:
     """So many of each event at ``view``, so many hours ago: ``happen("shop.views.pay", claimed=2)``."""
     for name, count in events.items():
         event = COUNTED_AS[name]
-        IdempotencyCounter.objects.create(since=ahead(-3600 * hours), view=view, event=event, count=count)
+        IdempotencyCounter.objects.create(
+            since=ahead(-3600 * hours), view=view, event=event, count=count
+        )
 
 
 # Requests in five minutes, by day and by night, and what else comes of a thousand of them.

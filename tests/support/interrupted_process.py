@@ -45,7 +45,10 @@ def main(kind: str) -> int:
             if _hurried(do, f"hurried {number}", chance.uniform(0.0002, longest)):
                 done.append(f"hurried {number}")
                 continue
-        except (Interrupted, Exception):  # MySQLdb raises an error of its own while it is interrupted
+        except (
+            Interrupted,
+            Exception,
+        ):  # MySQLdb raises an error of its own while it is interrupted
             pass
         interrupted += 1
         (done if do(f"calm {number}") else refused).append(f"calm {number}")
@@ -75,7 +78,10 @@ def _message(reference: str) -> bool:
     from django_idempotency.messages import Ack, Message, consume
     from tests.support.callers import pay
 
-    return isinstance(consume(Message("queue", reference), lambda *_handled: str(pay(reference).pk)), Ack)
+    return isinstance(
+        consume(Message("queue", reference), lambda *_handled: str(pay(reference).pk)),
+        Ack,
+    )
 
 
 def _request(reference: str) -> bool:

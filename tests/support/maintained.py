@@ -57,7 +57,9 @@ class RecordFactory(factory.django.DjangoModelFactory[IdempotencyRecord]):
     status = Status.COMPLETED
     created_at = factory.LazyFunction(lambda: datetime.now(UTC))
     updated_at = factory.SelfAttribute("created_at")
-    expires_at = factory.LazyAttribute(lambda record: record.created_at + timedelta(days=1))
+    expires_at = factory.LazyAttribute(
+        lambda record: record.created_at + timedelta(days=1)
+    )
     purge_at = factory.SelfAttribute("expires_at")
     response_status = 200
     response_headers = factory.LazyFunction(list)
@@ -96,7 +98,9 @@ def all_done():
 
 
 def keys(**condition):
-    return set(IdempotencyRecord.objects.filter(**condition).values_list("key", flat=True))
+    return set(
+        IdempotencyRecord.objects.filter(**condition).values_list("key", flat=True)
+    )
 
 
 LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
@@ -125,13 +129,17 @@ def fill(count, *, purge_at):
     """So many answers, the oldest of them due in ``purge_at`` seconds, the others a second apart."""
     RecordFactory.reset_sequence()
     IdempotencyRecord.objects.bulk_create(
-        RecordFactory.build(id=uuid4(), created_at=ahead(-DAY), expires_at=ahead(purge_at + number))
+        RecordFactory.build(
+            id=uuid4(), created_at=ahead(-DAY), expires_at=ahead(purge_at + number)
+        )
         for number in range(count)
     )
 
 
 @contextmanager
-def renewed_before_the_update(claimed: Claimed, policy: Policy) -> Iterator[list[Future[set[UUID]]]]:
+def renewed_before_the_update(
+    claimed: Claimed, policy: Policy
+) -> Iterator[list[Future[set[UUID]]]]:
     """Try, in another thread, to renew a claim's lease just before this thread's UPDATE; what came of it."""
     renewals: list[Future[set[UUID]]] = []
 

@@ -16,7 +16,9 @@ class MockKafka:
     def __init__(self) -> None:
         from confluent_kafka import Producer
 
-        self.producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
+        self.producer = Producer(
+            {"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2}
+        )
         brokers = self.producer.list_topics(timeout=10).brokers.values()
         self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
 
@@ -30,7 +32,9 @@ class MockKafka:
         for id in ids:
             place = {} if partition is None else {"partition": partition}
             named = [] if id is None else [("ce_id", id)]
-            self.producer.produce("topic", body, key=id, headers=[*named, *headers], **place)
+            self.producer.produce(
+                "topic", body, key=id, headers=[*named, *headers], **place
+            )
         assert self.producer.flush(20) == 0
 
 
@@ -40,7 +44,11 @@ class PrivateKafka(PrivateServer):
     url: str
 
     def __init__(self, directory: Path) -> None:
-        super().__init__((sys.executable, "-m", "tests.support.mock_kafka"), 0, directory / "kafka.log")
+        super().__init__(
+            (sys.executable, "-m", "tests.support.mock_kafka"),
+            0,
+            directory / "kafka.log",
+        )
 
     def answers(self) -> bool:
         self.url = self.log.read_text().strip()

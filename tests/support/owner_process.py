@@ -48,7 +48,9 @@ class Owner:
 
 
 @contextmanager
-def holding(what: str = "request", *, renews: bool = False, **policy: Any) -> Iterator[Owner]:
+def holding(
+    what: str = "request", *, renews: bool = False, **policy: Any
+) -> Iterator[Owner]:
     """An owner that is in the view already, with the key ``k`` under ``policy``.
 
     ``what``: a request or a message. ``renews``: it renews its claim before it pays.
@@ -64,7 +66,9 @@ def stopping(point: str, **policy: Any) -> Iterator[Owner]:
 
     As ``before COMMIT``; the other steps are statements, by their beginnings.
     """
-    with _running("operation", what="request", renews=False, policy=policy, point=point) as owner:
+    with _running(
+        "operation", what="request", renews=False, policy=policy, point=point
+    ) as owner:
         while owner.says() != point:
             owner.go_on()
         yield owner
@@ -81,7 +85,13 @@ def commanding(*command: str, before: str) -> Iterator[Owner]:
 @contextmanager
 def _running(work: str, **options: Any) -> Iterator[Owner]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.owner_process", work, json.dumps(options, default=_as_json)],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.owner_process",
+            work,
+            json.dumps(options, default=_as_json),
+        ],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.PIPE,
@@ -114,13 +124,19 @@ def _at(point: str) -> Iterator[None]:
         commit = connection._commit
 
         def committing() -> None:
-            for act in (lambda: _pause(point), commit) if when == "before" else (commit, lambda: _pause(point)):
+            for act in (
+                (lambda: _pause(point), commit)
+                if when == "before"
+                else (commit, lambda: _pause(point))
+            ):
                 act()
 
         connection._commit = committing
         yield
     elif when in ("before", "after"):
-        with (just_before if when == "before" else just_after)(rf"\s*{step}", lambda: _pause(point)):
+        with (just_before if when == "before" else just_after)(
+            rf"\s*{step}", lambda: _pause(point)
+        ):
             yield
     else:
         yield
@@ -155,7 +171,11 @@ def _run_operation(what: str, renews: bool, policy: dict[str, Any]) -> Any:
     if what == "request":
         answer = entry_point(view, **policy)()
         return [answer.status_code, answer.content.decode()]
-    handled = consume(Message(SCOPE, "k", BODY), lambda _message, context: work(context), policy=Policy(**policy))
+    handled = consume(
+        Message(SCOPE, "k", BODY),
+        lambda _message, context: work(context),
+        policy=Policy(**policy),
+    )
     return [type(handled).__name__, getattr(handled, "result", None)]
 
 
@@ -174,7 +194,9 @@ def main(work: str, options: str) -> None:
 
     django.setup()
     try:
-        outcome = {"operation": _operate, "command": _command}[work](**json.loads(options))
+        outcome = {"operation": _operate, "command": _command}[work](
+            **json.loads(options)
+        )
     except Exception as error:
         outcome = [500, type(error).__name__]
     _pause(outcome)

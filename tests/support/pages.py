@@ -30,22 +30,39 @@ def slug(heading):
 
 def anchors(page):
     """What a link to a part of the page may name: a heading, or what the page says is an anchor."""
-    slugs = {slug(heading) for level in (1, 2, 3, 4) for heading in headings(page, level)}
-    return slugs.union(re.findall(r'(?:<a id="|^#.* \{#)([\w-]+)', prose(page), re.MULTILINE))
+    slugs = {
+        slug(heading) for level in (1, 2, 3, 4) for heading in headings(page, level)
+    }
+    return slugs.union(
+        re.findall(r'(?:<a id="|^#.* \{#)([\w-]+)', prose(page), re.MULTILINE)
+    )
 
 
 def section(name, heading):
     """What stands under ``heading``."""
-    return re.split(r"^## ", text(name).partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(
+        r"^## ",
+        text(name).partition(f"\n## {heading}\n")[2],
+        maxsplit=1,
+        flags=re.MULTILINE,
+    )[0]
 
 
 def rows(markdown):
     """The cells of all tables, heads and rules left out."""
-    lines = [line.strip("|").split("|") for line in markdown.splitlines() if line.startswith("|")]
+    lines = [
+        line.strip("|").split("|")
+        for line in markdown.splitlines()
+        if line.startswith("|")
+    ]
     cells = [[cell.strip() for cell in line] for line in lines]
-    rules = [number for number, line in enumerate(cells) if set("".join(line)) <= set("-: ")]
+    rules = [
+        number for number, line in enumerate(cells) if set("".join(line)) <= set("-: ")
+    ]
     heads = {number - 1 for number in rules}
-    return [line for number, line in enumerate(cells) if number not in heads.union(rules)]
+    return [
+        line for number, line in enumerate(cells) if number not in heads.union(rules)
+    ]
 
 
 def code(cell):

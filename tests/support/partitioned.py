@@ -53,8 +53,12 @@ def make_plain() -> None:
         return
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(INDEXES)
-        indexes = [definition for _name, _aside, definition, _is_primary in cursor.fetchall()]
-        ((_language, documented),) = FENCE.findall(section("partitions.md", "Going back"))
+        indexes = [
+            definition for _name, _aside, definition, _is_primary in cursor.fetchall()
+        ]
+        ((_language, documented),) = FENCE.findall(
+            section("partitions.md", "Going back")
+        )
         for statement in (
             documented.replace("BEGIN;", "").replace("COMMIT;", ""),
             f"ALTER TABLE {TABLE} SET ({PARAMETERS})",

@@ -43,17 +43,25 @@ def _server(settings: dict[str, Any]) -> str:
 
 def _unprivileged(settings: dict[str, Any]) -> str:
     """Who to be instead of root, as whom it refuses to run: somebody who may open the server's socket."""
-    sockets = list(Path(settings["HOST"]).glob(".s.PGSQL.*")) if settings["HOST"].startswith("/") else []
+    sockets = (
+        list(Path(settings["HOST"]).glob(".s.PGSQL.*"))
+        if settings["HOST"].startswith("/")
+        else []
+    )
     return sockets[0].owner() if sockets else "nobody"
 
 
 @contextmanager
-def running_pgbouncer(settings: dict[str, Any], directory: Path, *, pool_mode: str = "transaction") -> Iterator[int]:
+def running_pgbouncer(
+    settings: dict[str, Any], directory: Path, *, pool_mode: str = "transaction"
+) -> Iterator[int]:
     """The port of a PgBouncer in front of the server in ``settings`` (of a connection), stopped at the end."""
     port, configuration = free_port(), directory / "pgbouncer.ini"
     filled = {"server": _server(settings), "port": port, "pool_mode": pool_mode}
     configuration.write_text(CONFIGURATION.format_map(filled))
     user = ["-u", _unprivileged(settings)] if os.geteuid() == 0 else []
     command = [str(program()), *user, str(configuration)]
-    with PrivateServer(command, port, directory / "pgbouncer.log", ending=signal.SIGKILL).running():
+    with PrivateServer(
+        command, port, directory / "pgbouncer.log", ending=signal.SIGKILL
+    ).running():
         yield port

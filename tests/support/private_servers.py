@@ -42,7 +42,9 @@ class PrivateServer:
             self.process = subprocess.Popen(
                 self.command,
                 user=self.user,
-                cwd="/" if self.user else None,  # who may not look into the directory of the tests
+                cwd="/"
+                if self.user
+                else None,  # who may not look into the directory of the tests
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -53,11 +55,16 @@ class PrivateServer:
 
     def _serves(self) -> bool:
         if not self.runs:
-            raise RuntimeError(f"{self.command[0]} ended:\n{self.log.read_text()[-2000:]}")
+            raise RuntimeError(
+                f"{self.command[0]} ended:\n{self.log.read_text()[-2000:]}"
+            )
         return self.answers()
 
     def answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1),
+        ):
             return True
         return False
 
@@ -122,15 +129,23 @@ class PrivateRabbitMQ(PrivateServer):
             "RABBITMQ_CONFIG_FILE": str(directory / "none"),
             "HOME": str(directory),
         }
-        super().__init__((str(rabbitmq_program()),), port, directory / "rabbitmq.log", environment)
+        super().__init__(
+            (str(rabbitmq_program()),), port, directory / "rabbitmq.log", environment
+        )
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
 
     def control(self, *arguments: str) -> None:
-        subprocess.run([RABBITMQ.replace("-server", "ctl"), *arguments], env=self.environment, check=True)
+        subprocess.run(
+            [RABBITMQ.replace("-server", "ctl"), *arguments],
+            env=self.environment,
+            check=True,
+        )
 
 
 def nats_program() -> str | None:
-    return shutil.which("nats-server", path="/usr/sbin:/sbin") or shutil.which("nats-server")
+    return shutil.which("nats-server", path="/usr/sbin:/sbin") or shutil.which(
+        "nats-server"
+    )
 
 
 class PrivateNATS(PrivateServer):
@@ -138,5 +153,17 @@ class PrivateNATS(PrivateServer):
 
     def __init__(self, directory: Path) -> None:
         port = free_port()
-        super().__init__((str(nats_program()), "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(directory)), port)
+        super().__init__(
+            (
+                str(nats_program()),
+                "-js",
+                "-a",
+                "127.0.0.1",
+                "-p",
+                str(port),
+                "-sd",
+                str(directory),
+            ),
+            port,
+        )
         self.url = f"nats://127.0.0.1:{port}"

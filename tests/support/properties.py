@@ -8,7 +8,9 @@ from typing import Any
 import hypothesis
 
 
-def given(*strategies: Any, examples: int = 60) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def given(
+    *strategies: Any, examples: int = 60
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test with so many examples, however long each takes."""
     limits = hypothesis.settings(deadline=None, max_examples=examples)
     return lambda test: limits(hypothesis.given(*strategies)(test))

@@ -11,7 +11,12 @@ from threading import Event, Thread
 from typing import Any
 
 # The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, or at the end of a pipeline.
-COMMITS = (b"Q\0\0\0\x0bCOMMIT\0", b"P\0\0\0\x0e\0COMMIT\0", b"\x07\0\0\0\x03COMMIT", b"\x07\0\0\0\x03commit")
+COMMITS = (
+    b"Q\0\0\0\x0bCOMMIT\0",
+    b"P\0\0\0\x0e\0COMMIT\0",
+    b"\x07\0\0\0\x03COMMIT",
+    b"\x07\0\0\0\x03commit",
+)
 
 
 CLAIMS = (b"django_idempotency_claim",)
@@ -127,7 +132,9 @@ class Proxy:
 class Wire:
     """One connection through the proxy."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+    def __init__(
+        self, proxy: Proxy, client: socket.socket, server: socket.socket
+    ) -> None:
         self.proxy, self.client, self.server = proxy, client, server
         self.answer_is_lost = self.swallowed = self.unsynced = self.pooled = False
         self.client_may_know = Event()
@@ -148,7 +155,10 @@ class Wire:
                     self.proxy.meanwhile()
                     self.client_may_know.set()
                     return
-                self.answer_is_lost, self.unsynced = moment is Moment.AFTER, moment is Moment.UNSYNCED
+                self.answer_is_lost, self.unsynced = (
+                    moment is Moment.AFTER,
+                    moment is Moment.UNSYNCED,
+                )
                 self.pooled = moment is Moment.CRASHED
                 self._pass(message, self.server)
 
@@ -157,8 +167,14 @@ class Wire:
             while (message := self.server.recv(65536)) and not self.answer_is_lost:
                 cut = (self.unsynced or self.pooled) and message[-6:-1] == READY
                 if cut and self.pooled:
-                    message = b"E" + (len(POOLERS_ERROR) + 4).to_bytes(4, "big") + POOLERS_ERROR
-                self._pass(message[:-6] if cut and self.unsynced else message, self.client)
+                    message = (
+                        b"E"
+                        + (len(POOLERS_ERROR) + 4).to_bytes(4, "big")
+                        + POOLERS_ERROR
+                    )
+                self._pass(
+                    message[:-6] if cut and self.unsynced else message, self.client
+                )
                 if cut:
                     return
 
@@ -186,7 +202,11 @@ def start_of_last(pipeline: bytes) -> int:
         kinds.append((pipeline[at : at + 1], at))
         at += 1 + int.from_bytes(pipeline[at + 1 : at + 5], "big")
     pairs = pairwise(kinds)
-    return [at for (before, _at), (kind, at) in pairs if kind == b"P" or (kind == b"B" and before != b"P")][-1]
+    return [
+        at
+        for (before, _at), (kind, at) in pairs
+        if kind == b"P" or (kind == b"B" and before != b"P")
+    ][-1]
 
 
 def close(end: socket.socket) -> None:

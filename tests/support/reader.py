@@ -25,7 +25,11 @@ class Reader:
         self.directory = directory
         self.python = python
         self.port = free_port()
-        inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "DJANGO_SETTINGS_MODULE"
+        }
         self.environment = inherited | {"PYTHONPATH": path, "NO_PROXY": "127.0.0.1"}
         self.functions = ""
         self.databases: list[str] = []
@@ -42,7 +46,10 @@ class Reader:
         file.write_text((file.read_text() if where else "") + block)
 
     def type(self, block):
-        for command, _, output in (part.partition("\n") for part in block.strip().removeprefix("$ ").split("\n$ ")):
+        for command, _, output in (
+            part.partition("\n")
+            for part in block.strip().removeprefix("$ ").split("\n$ ")
+        ):
             program, *arguments = shlex.split(command)
             match program, arguments:
                 case (("curl" | "order" | "pay"), _):
@@ -101,7 +108,12 @@ class Reader:
     def shell(self, command):
         script = f"{self.functions}{command}".replace(":8000", f":{self.port}")
         done = subprocess.run(
-            ["bash", "-c", script], cwd=self.directory, env=self.environment, capture_output=True, text=True, timeout=30
+            ["bash", "-c", script],
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
         return done.stdout
 
@@ -132,12 +144,20 @@ def follow_the_quickstart(someone, page="quickstart.md"):
 def reader_with_postgresql(directory, **found):
     """A reader who has a PostgreSQL server, and makes a database there that has another name than on the page."""
     server, name = connection.settings_dict, f"{connection.settings_dict['NAME']}_shop"
-    libpq = {"PGHOST": server["HOST"], "PGPORT": server["PORT"], "PGUSER": server["USER"]}
+    libpq = {
+        "PGHOST": server["HOST"],
+        "PGPORT": server["PORT"],
+        "PGUSER": server["USER"],
+    }
     create_database(name, directory)
     try:
         with reader(directory, **found) as someone:
-            someone.environment |= {variable: str(value) for variable, value in libpq.items() if value}
-            someone.environment |= {"PGPASSWORD": server["PASSWORD"]} if server["PASSWORD"] else {}
+            someone.environment |= {
+                variable: str(value) for variable, value in libpq.items() if value
+            }
+            someone.environment |= (
+                {"PGPASSWORD": server["PASSWORD"]} if server["PASSWORD"] else {}
+            )
             someone.replaced = {'"NAME": "shop"': f'"NAME": "{name}"'}
             yield someone
     finally:

@@ -16,7 +16,9 @@ import redis
 from tests.support.private_servers import PrivateServer, free_port
 from tests.support.waiting import eventually
 
-REDIS = os.environ.get("REDIS_SERVER", "redis-server")  # a path, to test another version, or Valkey
+REDIS = os.environ.get(
+    "REDIS_SERVER", "redis-server"
+)  # a path, to test another version, or Valkey
 BUS = 10_000  # a node's cluster bus is at its port plus this number
 NODE_TIMEOUT = 1500  # milliseconds
 
@@ -39,11 +41,24 @@ class Node(PrivateServer):
 
 
 @contextmanager
-def running_node(directory: Path, *options: str, program: str = REDIS) -> Iterator[Node]:
+def running_node(
+    directory: Path, *options: str, program: str = REDIS
+) -> Iterator[Node]:
     port = _free_port()
     home = directory / str(port)
     home.mkdir()
-    fixed = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", "", "--loglevel", "warning")
+    fixed = (
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(home),
+        "--save",
+        "",
+        "--loglevel",
+        "warning",
+    )
     node = Node((program, *fixed, *options), port)
     with node.running():
         yield node
@@ -51,7 +66,11 @@ def running_node(directory: Path, *options: str, program: str = REDIS) -> Iterat
 
 def _free_port() -> int:
     """One with room for the cluster bus above it."""
-    return next(port for port in iter(free_port, None) if port + BUS < 65_536 and _is_free(port + BUS))
+    return next(
+        port
+        for port in iter(free_port, None)
+        if port + BUS < 65_536 and _is_free(port + BUS)
+    )
 
 
 def _is_free(port: int) -> bool:
@@ -74,7 +93,11 @@ class Cluster:
         return self._node(self.client().get_node_from_key(key).port)
 
     def replica_of(self, master: Node) -> Node:
-        return next(node for node in self.nodes if node.client.info("replication").get("master_port") == master.port)
+        return next(
+            node
+            for node in self.nodes
+            if node.client.info("replication").get("master_port") == master.port
+        )
 
     def _node(self, port: int | None) -> Node:
         return next(node for node in self.nodes if node.port == port)
@@ -84,7 +107,11 @@ class Cluster:
         return redis.RedisCluster(host="127.0.0.1", port=alive.port, socket_timeout=10)
 
     def is_whole(self) -> bool:
-        return all(node.client.cluster("info").get("cluster_state") == "ok" for node in self.nodes if node.runs)
+        return all(
+            node.client.cluster("info").get("cluster_state") == "ok"
+            for node in self.nodes
+            if node.runs
+        )
 
     def has_replicas(self) -> bool:
         infos = [node.client.info("replication") for node in self.nodes]
@@ -96,12 +123,32 @@ class Cluster:
 @contextmanager
 def running_cluster(directory: Path) -> Iterator[Cluster]:
     """Three masters, each with a replica."""
-    timeouts = ("--cluster-node-timeout", str(NODE_TIMEOUT), "--repl-diskless-sync-delay", "0")
+    timeouts = (
+        "--cluster-node-timeout",
+        str(NODE_TIMEOUT),
+        "--repl-diskless-sync-delay",
+        "0",
+    )
     with ExitStack() as stack:
-        nodes = [stack.enter_context(running_node(directory, "--cluster-enabled", "yes", *timeouts)) for _ in range(6)]
+        nodes = [
+            stack.enter_context(
+                running_node(directory, "--cluster-enabled", "yes", *timeouts)
+            )
+            for _ in range(6)
+        ]
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-        create = ("redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes")
+        create = (
+            "redis-cli",
+            "--cluster",
+            "create",
+            *addresses,
+            "--cluster-replicas",
+            "1",
+            "--cluster-yes",
+        )
         subprocess.run(create, check=True, capture_output=True, timeout=120)
         cluster = Cluster(nodes)
-        eventually(lambda: cluster.is_whole() and cluster.has_replicas(), within=60, every=0.2)
+        eventually(
+            lambda: cluster.is_whole() and cluster.has_replicas(), within=60, every=0.2
+        )
         yield cluster

@@ -45,13 +45,17 @@ def running_relay(server: str) -> Iterator[Relay]:
             relay.bodies.append(body)
             then = relay.plan.pop(0) if relay.plan else "pass"
             if isinstance(then, dict):
-                self._send(then["status"], then.get("headers", {}), then.get("body", b"{}"))
+                self._send(
+                    then["status"], then.get("headers", {}), then.get("body", b"{}")
+                )
             elif then == "leave":
                 self._leave(body)
             else:
                 response = self._forward(body)
                 relay.statuses.append(response.status_code)
-                self._send(response.status_code, response.headers, response.content, then)
+                self._send(
+                    response.status_code, response.headers, response.content, then
+                )
 
         do_GET = do_PUT = do_PATCH = do_DELETE = do_POST
 
@@ -66,28 +70,48 @@ def running_relay(server: str) -> Iterator[Relay]:
             return body
 
         def _forward(self, body: bytes) -> httpx.Response:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in OF_THE_CONNECTION}
+            headers = {
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() not in OF_THE_CONNECTION
+            }
             if "Content-Length" not in headers:
                 headers["Content-Length"] = str(len(body))
             with httpx.Client(trust_env=False, timeout=30) as client:
-                return client.request(self.command, relay.server + self.path, headers=headers, content=body)
+                return client.request(
+                    self.command,
+                    relay.server + self.path,
+                    headers=headers,
+                    content=body,
+                )
 
         def _leave(self, body: bytes) -> None:
             """Send it twice: whichever is refused first shows that the server runs the other."""
             refused: queue.Queue[int] = queue.Queue()
-            threads = [threading.Thread(target=lambda: refused.put(self._forward(body).status_code)) for _ in range(2)]
+            threads = [
+                threading.Thread(
+                    target=lambda: refused.put(self._forward(body).status_code)
+                )
+                for _ in range(2)
+            ]
             for thread in threads:
                 thread.start()
             relay.running += threads
             assert refused.get(timeout=30) == 409
             self._break()
 
-        def _send(self, status: int, headers: Any, body: bytes, then: str = "pass") -> None:
+        def _send(
+            self, status: int, headers: Any, body: bytes, then: str = "pass"
+        ) -> None:
             if then == "lose":
                 return self._break()
             self.send_response(status)
             for name, value in headers.items():
-                if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                if name.lower() not in (
+                    "content-length",
+                    "connection",
+                    "transfer-encoding",
+                ):
                     self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -106,7 +130,9 @@ def running_relay(server: str) -> Iterator[Relay]:
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     relay.url = f"http://127.0.0.1:{httpd.server_address[1]}"
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05})
+    thread = threading.Thread(
+        target=httpd.serve_forever, kwargs={"poll_interval": 0.05}
+    )
     thread.start()
     try:
         yield relay

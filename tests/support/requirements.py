@@ -27,7 +27,11 @@ PEERS = {  # what docs/migrating.md describes, by distribution
     "idemkit": "idemkit",
 }
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
-ASK_FOR_MORE = ("ALL_STATES", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
+ASK_FOR_MORE = (
+    "ALL_STATES",
+    "STATE_MACHINE_EXAMPLES",
+    "UPGRADE_FROM",
+)  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
@@ -54,7 +58,9 @@ def older_version() -> str | None:
     """What to upgrade from: the newest tag before this commit, or what ``UPGRADE_FROM`` names."""
     tags = ["git", "tag", "--merged", "HEAD~", "--sort=-creatordate"]
     if not (given := os.environ.get("UPGRADE_FROM")) and shutil.which("git"):
-        given = subprocess.run(tags, cwd=ROOT, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+        given = subprocess.run(
+            tags, cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.partition("\n")[0]
     return given or None
 
 
@@ -63,7 +69,12 @@ def _on_database(meaning: str, met: Callable[[], bool]) -> Requirement:
 
 
 def _broker(name: str, meaning: str) -> Requirement:
-    return Requirement(meaning, lambda: brokers.reachable(name), brokers.how_to_include(name), always_in_ci=True)
+    return Requirement(
+        meaning,
+        lambda: brokers.reachable(name),
+        brokers.how_to_include(name),
+        always_in_ci=True,
+    )
 
 
 def _extra(meaning: str, *modules: str) -> Requirement:
@@ -71,21 +82,35 @@ def _extra(meaning: str, *modules: str) -> Requirement:
     return _packages(meaning, "make dev", *modules, always_in_ci=not without_extras())
 
 
-def _packages(meaning: str, remedy: str, *modules: str, always_in_ci: bool = False) -> Requirement:
-    return Requirement(meaning, lambda: all(map(_installed, modules)), remedy, always_in_ci)
+def _packages(
+    meaning: str, remedy: str, *modules: str, always_in_ci: bool = False
+) -> Requirement:
+    return Requirement(
+        meaning, lambda: all(map(_installed, modules)), remedy, always_in_ci
+    )
 
 
 def _programs(meaning: str, *names: str, always_in_ci: bool = False) -> Requirement:
     """Something that needs programs of Debian's packages of the same names."""
     remedy = f"apt-get install {' '.join(names)} && make test"
-    return Requirement(meaning, lambda: all(map(shutil.which, names)), remedy, always_in_ci)
+    return Requirement(
+        meaning, lambda: all(map(shutil.which, names)), remedy, always_in_ci
+    )
 
 
 REQUIREMENTS = {
-    "postgresql": _on_database("only means something on PostgreSQL", lambda: "postgresql" in _engine()),
-    "mariadb": _on_database("only means something on MariaDB", lambda: "mysql" in _engine()),
-    "other_databases": _on_database("says what other databases lack", lambda: "postgresql" not in _engine()),
-    "row_locks": _on_database("needs a database that locks rows", lambda: "sqlite" not in _engine()),
+    "postgresql": _on_database(
+        "only means something on PostgreSQL", lambda: "postgresql" in _engine()
+    ),
+    "mariadb": _on_database(
+        "only means something on MariaDB", lambda: "mysql" in _engine()
+    ),
+    "other_databases": _on_database(
+        "says what other databases lack", lambda: "postgresql" not in _engine()
+    ),
+    "row_locks": _on_database(
+        "needs a database that locks rows", lambda: "sqlite" not in _engine()
+    ),
     "plain_table": Requirement(
         "says something of the table while it is neither partitioned nor distributed",
         lambda: not (partitioned.WANTED or distributed.WANTED),
@@ -118,7 +143,9 @@ REQUIREMENTS = {
     ),
     "interruptions": Requirement(
         "has signals interrupt a process at random moments, after which Python 3.14 may leave locks held",
-        lambda: sys.version_info < (3, 14),  # https://github.com/python/cpython/issues/148874
+        lambda: (
+            sys.version_info < (3, 14)
+        ),  # https://github.com/python/cpython/issues/148874
         "make test PYTHON=python3.13",
         always_in_ci=False,
     ),
@@ -126,17 +153,30 @@ REQUIREMENTS = {
     "curl": _programs("runs curl", "curl"),
     "httpx": _extra("needs httpx", "httpx"),
     "requests": _extra("needs requests", "requests"),
-    "http_clients": _extra("sends requests by httpx and by requests", "httpx", "requests"),
+    "http_clients": _extra(
+        "sends requests by httpx and by requests", "httpx", "requests"
+    ),
     "ninja": _extra("needs Django Ninja", "ninja"),
     "openai": _extra("needs the client of OpenAI", "openai"),
     "openapi_client": _extra(
         "generates clients from OpenAPI documents",
-        *("openapi_python_client", "httpx", "ninja", "drf_spectacular", "rest_framework"),
+        *(
+            "openapi_python_client",
+            "httpx",
+            "ninja",
+            "drf_spectacular",
+            "rest_framework",
+        ),
     ),
     "openapi": _extra(
-        "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
+        "needs REST framework, drf-spectacular and Django Ninja",
+        "rest_framework",
+        "drf_spectacular",
+        "ninja",
     ),
-    "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx"),
+    "docs_site": _packages(
+        "builds the documentation", "make docs", "properdocs", "materialx"
+    ),
     "peers": _packages(
         "runs the packages that docs/migrating.md tells of",
         ".venv/bin/pip install --group peers, which needs Django 5.2",
@@ -149,15 +189,35 @@ REQUIREMENTS = {
     "psycopg2": _extra("needs psycopg2", "psycopg2"),
     "psycopg_pool": _extra("needs psycopg's pool", "psycopg", "psycopg_pool"),
     "django_tenants": _extra("needs django-tenants", "django_tenants"),
-    "opentelemetry": _extra("needs OpenTelemetry's SDK", "opentelemetry", "opentelemetry.sdk"),
+    "opentelemetry": _extra(
+        "needs OpenTelemetry's SDK", "opentelemetry", "opentelemetry.sdk"
+    ),
     "compatibility": _extra(
         "needs the packages of tests/compatibility/installed",
-        *("axes", "corsheaders", "django_otp", "django_prometheus", "drf_spectacular", "environ", "ninja"),
+        *(
+            "axes",
+            "corsheaders",
+            "django_otp",
+            "django_prometheus",
+            "drf_spectacular",
+            "environ",
+            "ninja",
+        ),
     ),
     "cors": _extra("needs django-cors-headers", "corsheaders"),
     "cryptography": _extra("encrypts", "cryptography"),
-    "django_tasks": _packages("needs the task framework of Django 6.0", "pip install 'django>=6'", "django.tasks"),
-    "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
+    "django_tasks": _packages(
+        "needs the task framework of Django 6.0",
+        "pip install 'django>=6'",
+        "django.tasks",
+    ),
+    "server": _extra(
+        "starts the test project's server",
+        "gunicorn",
+        "httpx",
+        "environ",
+        "rest_framework",
+    ),
     "build": _extra("builds the package", "build", "hatchling"),
     "older_version": Requirement(
         "runs an older version beside this one",
@@ -181,13 +241,20 @@ REQUIREMENTS = {
         "apt-get install nats-server && make test",
         always_in_ci=True,
     ),
-    "webhooks": _extra("needs standardwebhooks and httpcore2", "standardwebhooks", "httpcore2"),
+    "webhooks": _extra(
+        "needs standardwebhooks and httpcore2", "standardwebhooks", "httpcore2"
+    ),
     "mcp": _extra("needs the SDK of MCP", "mcp"),
-    "kafka": _extra("needs confluent-kafka, which brings a mock cluster", "confluent_kafka"),
+    "kafka": _extra(
+        "needs confluent-kafka, which brings a mock cluster", "confluent_kafka"
+    ),
     "sqs": _extra("needs boto3, and moto's server in place of SQS", "boto3", "moto"),
     "redis_server": Requirement(
         "starts Redis servers of its own",
-        lambda: _installed("redis") and all(map(shutil.which, ("redis-server", "redis-cli"))),
+        lambda: (
+            _installed("redis")
+            and all(map(shutil.which, ("redis-server", "redis-cli")))
+        ),
         "apt-get install redis-server && make test",
         always_in_ci=not without_extras(),
     ),
@@ -205,7 +272,10 @@ REQUIREMENTS = {
     ),
     "browser": Requirement(
         "drives a real browser",
-        lambda: bool(find_spec("selenium")) and all(map(shutil.which, ("chromium", "chromedriver"))),
+        lambda: (
+            bool(find_spec("selenium"))
+            and all(map(shutil.which, ("chromium", "chromedriver")))
+        ),
         "make dev && apt-get install chromium chromium-driver && make test",
         always_in_ci=not without_extras(),
     ),
@@ -227,17 +297,24 @@ def is_met(marker: str) -> bool:
 
 def lacking(markers: set[str]) -> set[str]:
     """Those of ``markers``, or of what they imply, that this machine can't meet."""
-    wanted = markers.union(*(IMPLIED.get(marker, set()) for marker in markers)) & REQUIREMENTS.keys()
+    wanted = (
+        markers.union(*(IMPLIED.get(marker, set()) for marker in markers))
+        & REQUIREMENTS.keys()
+    )
     return {marker for marker in wanted if not is_met(marker)}
 
 
 def missing_import(module: Path) -> str | None:
     """A package that the test module imports at its top, itself or through our own modules, and that is not there."""
-    return next((name for name in sorted(_foreign(module, set())) if not _installed(name)), None)
+    return next(
+        (name for name in sorted(_foreign(module, set())) if not _installed(name)), None
+    )
 
 
 def _installed(name: str) -> bool:
-    return name in sys.modules or find_spec(name) is not None  # kombu, once imported, has no spec
+    return (
+        name in sys.modules or find_spec(name) is not None
+    )  # kombu, once imported, has no spec
 
 
 def _foreign(module: Path, seen: set[Path]) -> set[str]:

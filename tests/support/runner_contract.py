@@ -26,10 +26,14 @@ class Dead:
 class Broker(Protocol):
     """A queue of the test's own, and one of dead letters."""
 
-    def runner(self, handler: Any, *, max_attempts: int = 10, identified: bool = True) -> Runner[Any]:
+    def runner(
+        self, handler: Any, *, max_attempts: int = 10, identified: bool = True
+    ) -> Runner[Any]:
         """A runner whose first delay is short. ``identified``: whether messages have an id of their own."""
 
-    def publish(self, *ids: str | None, body: bytes = b"{}", headers: Mapping[str, str] = {}) -> None: ...
+    def publish(
+        self, *ids: str | None, body: bytes = b"{}", headers: Mapping[str, str] = {}
+    ) -> None: ...
 
     def take_dead(self) -> Dead | None: ...
 
@@ -42,16 +46,30 @@ def refuse(message: Any, context: Any) -> None:
 
 
 class RunnerContract:
-    def test_each_message_takes_effect_once_however_often_it_comes(self, broker: Broker) -> None:
+    def test_each_message_takes_effect_once_however_often_it_comes(
+        self, broker: Broker
+    ) -> None:
         broker.publish(*(f"m-{number % 10}" for number in range(50)))
         runners = [broker.runner(pay) for _n in range(2)]
         with running(*runners):
-            eventually(lambda: sum(runner.counts["Done"] + runner.counts["AlreadyDone"] for runner in runners) >= 50)
-            eventually(lambda: effects() >= 10)  # some of the 50 may have been redelivered
+            eventually(
+                lambda: (
+                    sum(
+                        runner.counts["Done"] + runner.counts["AlreadyDone"]
+                        for runner in runners
+                    )
+                    >= 50
+                )
+            )
+            eventually(
+                lambda: effects() >= 10
+            )  # some of the 50 may have been redelivered
             eventually(broker.is_empty, every=0.2)
         assert (effects(), sum(runner.counts["Done"] for runner in runners)) == (10, 10)
 
-    def test_a_handler_that_fails_is_tried_again_until_it_succeeds(self, broker: Broker) -> None:
+    def test_a_handler_that_fails_is_tried_again_until_it_succeeds(
+        self, broker: Broker
+    ) -> None:
         attempts = []
 
         def handle(message: Any, context: Any) -> None:
@@ -68,7 +86,9 @@ class RunnerContract:
         assert [attempt for attempt, _redelivered in attempts] == [1, 2, 3]
         assert (runner.counts["Retry"], effects()) == (2, 1)
         if runner.tells_redeliveries:
-            assert [redelivered for _attempt, redelivered in attempts] == self.told_of_retries
+            assert [
+                redelivered for _attempt, redelivered in attempts
+            ] == self.told_of_retries
 
     told_of_retries = [False, True, True]
 
@@ -80,7 +100,9 @@ class RunnerContract:
         assert (dead.body, dead.headers["tenant"]) == (b'{"a": 1}', "x")
         assert dead.headers["idempotency-reason"] == "no such account"
 
-    def test_two_copies_of_a_dead_letter_are_the_message_that_it_was(self, broker: Broker) -> None:
+    def test_two_copies_of_a_dead_letter_are_the_message_that_it_was(
+        self, broker: Broker
+    ) -> None:
         """A process that dies while it moves a message leaves a copy. An operator may send both back."""
         handled: list[str] = []
 
@@ -91,7 +113,10 @@ class RunnerContract:
         broker.publish(None)
         with running(broker.runner(crash, max_attempts=1, identified=False)):
             dead = eventually(broker.take_dead, every=0.2)
-        assert "attempt 1 of 1 failed: LookupError: broken" in dead.headers["idempotency-reason"]
+        assert (
+            "attempt 1 of 1 failed: LookupError: broken"
+            in dead.headers["idempotency-reason"]
+        )
         assert dead.headers["idempotency-attempts"] == "1"
 
         def note(message: Any, context: Any) -> None:
@@ -115,9 +140,13 @@ class CrashContract:
 
     consumed = ""
 
-    def test_messages_outlive_consumers_that_are_killed(self, broker: Any, start_consumer: Any) -> None:
+    def test_messages_outlive_consumers_that_are_killed(
+        self, broker: Any, start_consumer: Any
+    ) -> None:
         broker.publish(*(f"m-{number % 60}" for number in range(180)))
-        consumers = [start_consumer(self.consumed, **broker.environment) for _n in range(2)]
+        consumers = [
+            start_consumer(self.consumed, **broker.environment) for _n in range(2)
+        ]
         eventually(effects)
         for consumer in consumers:
             consumer.kill()

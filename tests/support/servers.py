@@ -20,11 +20,15 @@ from testproject import service
 from tests.support import distributed
 
 CORE = "tests.support.settings.core"  # where the wings are deleted
-SETTINGS = CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
+SETTINGS = (
+    CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
+)
 ROOT = Path(__file__).parents[2]
 # One connection per request, so that a retry never meets one that a killed worker has closed meanwhile.
 NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-BUSY = 120  # seconds in which even a machine with much else to do has imported the project
+BUSY = (
+    120  # seconds in which even a machine with much else to do has imported the project
+)
 PREPARE = """
 import django; django.setup()
 from testproject import service; service.prepare()
@@ -67,18 +71,26 @@ class Server:
 
     def post(self, path: str, payload: Any = None, **options: Any) -> httpx.Response:
         """POST ``payload`` as JSON; the options are those of ``request``."""
-        return self.request("POST", path, **({} if payload is None else {"json": payload}), **options)
+        return self.request(
+            "POST", path, **({} if payload is None else {"json": payload}), **options
+        )
 
     @contextmanager
     def sent(self, path: str, body: bytes, *headers: bytes) -> Iterator[socket.socket]:
         """A connection on which a POST of JSON was sent as it stands, by no client library."""
         address = urlsplit(self.url)
         head = (
-            *(f"POST {path} HTTP/1.1".encode(), f"Host: {address.netloc}".encode(), b"Connection: close"),
+            *(
+                f"POST {path} HTTP/1.1".encode(),
+                f"Host: {address.netloc}".encode(),
+                b"Connection: close",
+            ),
             *(b"Authorization: Token alice-token", b"Content-Type: application/json"),
             b"Content-Length: %d" % len(body),
         )
-        with socket.create_connection((address.hostname, address.port), timeout=30) as wire:
+        with socket.create_connection(
+            (address.hostname, address.port), timeout=30
+        ) as wire:
             wire.sendall(b"\r\n".join([*head, *headers, b"", body]))
             yield wire
 
@@ -96,12 +108,20 @@ class Server:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 def prepare_database(database_url: str) -> None:
     """Migrate and seed it, in a process of its own."""
-    subprocess.run([sys.executable, "-c", PREPARE], cwd=ROOT, env=os.environ | _environment(database_url), check=True)
+    subprocess.run(
+        [sys.executable, "-c", PREPARE],
+        cwd=ROOT,
+        env=os.environ | _environment(database_url),
+        check=True,
+    )
 
 
 def _environment(database_url: str) -> dict[str, str]:
@@ -117,7 +137,12 @@ def unless_in_flight(response: httpx.Response) -> httpx.Response | None:
 
 @contextmanager
 def running_server(
-    database_url: str, directory: Path, *, workers: int = 2, code: Path | None = None, **environment: str
+    database_url: str,
+    directory: Path,
+    *,
+    workers: int = 2,
+    code: Path | None = None,
+    **environment: str,
 ) -> Iterator[Server]:
     """A server on a prepared database with faults switched on, under ``environment``, that serves already.
 
@@ -128,29 +153,54 @@ def running_server(
     with (
         log_file.open("wb") as log,
         service.running(log=log, environ=given, workers=workers, code=code) as running,
-        httpx.Client(base_url=running.url, timeout=30, limits=NO_KEEPALIVE, trust_env=False) as http,
+        httpx.Client(
+            base_url=running.url, timeout=30, limits=NO_KEEPALIVE, trust_env=False
+        ) as http,
     ):
-        server = Server(running.url, running.gateway_url, database_url, http, log_file, running.gunicorn.pid)
+        server = Server(
+            running.url,
+            running.gateway_url,
+            database_url,
+            http,
+            log_file,
+            running.gunicorn.pid,
+        )
         try:
-            server.request("GET", "/api/ledger/", params={"reference": "-"}, timeout=BUSY).raise_for_status()
+            server.request(
+                "GET", "/api/ledger/", params={"reference": "-"}, timeout=BUSY
+            ).raise_for_status()
         except httpx.HTTPError as error:
             raise RuntimeError(f"The server does not serve:\n{server.log()}") from error
         yield server
 
 
 @contextmanager
-def running_uvicorn(database_url: str, directory: Path, **environment: str) -> Iterator[Server]:
+def running_uvicorn(
+    database_url: str, directory: Path, **environment: str
+) -> Iterator[Server]:
     """The test project under a real uvicorn, on a prepared database."""
     given = {"DATABASE_URL": database_url, "SIMULATE": "1", "DEBUG": "1"} | environment
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        command = ["-m", "uvicorn", "testproject.asgi:application", "--fd", f"{listener.fileno()}"]
-        with _listening(listener, [sys.executable, *command], database_url, directory, given) as server:
+        command = [
+            "-m",
+            "uvicorn",
+            "testproject.asgi:application",
+            "--fd",
+            f"{listener.fileno()}",
+        ]
+        with _listening(
+            listener, [sys.executable, *command], database_url, directory, given
+        ) as server:
             yield server
 
 
 @contextmanager
 def _listening(
-    listener: socket.socket, command: list[str], database_url: str, directory: Path, environment: dict[str, str]
+    listener: socket.socket,
+    command: list[str],
+    database_url: str,
+    directory: Path,
+    environment: dict[str, str],
 ) -> Iterator[Server]:
     log_file = directory / "log"
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -164,7 +214,9 @@ def _listening(
             stdout=log,
             stderr=log,
         ) as process,
-        httpx.Client(base_url=url, timeout=30, limits=NO_KEEPALIVE, trust_env=False) as http,
+        httpx.Client(
+            base_url=url, timeout=30, limits=NO_KEEPALIVE, trust_env=False
+        ) as http,
     ):
         try:
             yield Server(url, "", database_url, http, log_file, process.pid)

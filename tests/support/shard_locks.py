@@ -19,7 +19,9 @@ SHARD_OF = """
 CREATE FUNCTION get_shard_id_for_distribution_column(text, uuid) RETURNS bigint
 LANGUAGE sql AS $$ SELECT ('x' || right($2::text, 1))::bit(4)::integer % 4 $$
 """
-LOCKS = re.compile(rf"{IdempotencyRecord._meta.db_table}.* FOR (NO KEY )?UPDATE", re.DOTALL)
+LOCKS = re.compile(
+    rf"{IdempotencyRecord._meta.db_table}.* FOR (NO KEY )?UPDATE", re.DOTALL
+)
 
 NAMES = re.compile(r'\bid"? (?:= |= ANY\(|IN \()$')
 EXCLUDES = re.compile(r'NOT \([\w".]+ IN \($')
@@ -38,7 +40,9 @@ def refused_across_shards(patch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]
         if LOCKS.search(sql):
             shards = {shard_of(id) for id in _ids(sql, params or ())}
             if len(shards) != 1:
-                raise NotSupportedError("could not run distributed query with FOR UPDATE/SHARE commands")
+                raise NotSupportedError(
+                    "could not run distributed query with FOR UPDATE/SHARE commands"
+                )
             locked.append(shards)
         return execute(sql, params, *details)
 
@@ -57,6 +61,8 @@ def _ids(sql: str, params: Sequence[Any]) -> Iterator[UUID]:
     """Those that the statement names, alone or in a list."""
     named = False
     for before, value in zip(sql.split("%s"), params, strict=False):
-        named = (named and before == ", ") or bool(NAMES.search(before) and not EXCLUDES.search(before))
+        named = (named and before == ", ") or bool(
+            NAMES.search(before) and not EXCLUDES.search(before)
+        )
         if named:
             yield from value if isinstance(value, list) else [value]

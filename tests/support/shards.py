@@ -42,8 +42,20 @@ def running_shards() -> Iterator[dict[str, Cluster]]:
 
 
 def _settings(server: Cluster) -> dict[str, object]:
-    where = {"HOST": "127.0.0.1", "PORT": server.port, "USER": "postgres", "NAME": "postgres", "PASSWORD": ""}
-    return {**connection.settings_dict, **where, "CONN_MAX_AGE": 0, "ATOMIC_REQUESTS": False, "TEST": {}}
+    where = {
+        "HOST": "127.0.0.1",
+        "PORT": server.port,
+        "USER": "postgres",
+        "NAME": "postgres",
+        "PASSWORD": "",
+    }
+    return {
+        **connection.settings_dict,
+        **where,
+        "CONN_MAX_AGE": 0,
+        "ATOMIC_REQUESTS": False,
+        "TEST": {},
+    }
 
 
 def _make_alike(first: Cluster, *others: Cluster) -> None:

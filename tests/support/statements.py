@@ -19,7 +19,9 @@ SENT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 PREPARING = re.compile(r'\s*"[^"\s]+"\s+"')
-TRANSACTION = re.compile(r"(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|START TRANSACTION|SET TRANSACTION)\b")
+TRANSACTION = re.compile(
+    r"(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|START TRANSACTION|SET TRANSACTION)\b"
+)
 
 
 @dataclass
@@ -73,7 +75,9 @@ def _round_trips(log: str, prepared: dict[str, str]) -> list[list[str]]:
     for sent in SENT.finditer(log):
         if sent["name"]:
             found[-1].append(prepared.get(sent["name"], sent["name"]))
-        elif sent["kind"] == "Query" or (sent["kind"] and not PREPARING.match(sent["text"])):
+        elif sent["kind"] == "Query" or (
+            sent["kind"] and not PREPARING.match(sent["text"])
+        ):
             found[-1].append(_statement(sent["text"]))
         if sent["sync"] or sent["kind"] == "Query":
             found.append([])
@@ -86,7 +90,10 @@ def _prepared(pgconn: Any) -> dict[str, str]:
     if pgconn.status != pq.ConnStatus.OK:
         return {}
     result = pgconn.exec_(b"SELECT name, statement FROM pg_prepared_statements")
-    rows = ((result.get_value(row, 0), result.get_value(row, 1)) for row in range(result.ntuples))
+    rows = (
+        (result.get_value(row, 0), result.get_value(row, 1))
+        for row in range(result.ntuples)
+    )
     return {name.decode(): statement.decode().strip() for name, statement in rows}
 
 
@@ -109,7 +116,9 @@ def buffers(plan: Plan) -> int:
 
 
 @contextmanager
-def explaining(words: str, options: str = "ANALYZE, BUFFERS", only: tuple[str, ...] = ("",)) -> Iterator[list[Plan]]:
+def explaining(
+    words: str, options: str = "ANALYZE, BUFFERS", only: tuple[str, ...] = ("",)
+) -> Iterator[list[Plan]]:
     """The plans, as they are sent, of this thread's statements with these words that begin with one of ``only``."""
     plans: list[Plan] = []
 

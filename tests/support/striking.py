@@ -16,7 +16,10 @@ from tests.support.callers import effects
 from tests.support.waiting import eventually
 
 OURS = str(Path(django_idempotency.__file__).parent)
-DJANGOS = tuple(str(Path(django.db.__file__).parent / name) for name in ("transaction.py", "backends/base/base.py"))
+DJANGOS = tuple(
+    str(Path(django.db.__file__).parent / name)
+    for name in ("transaction.py", "backends/base/base.py")
+)
 
 
 class Interrupted(Exception):
@@ -31,7 +34,9 @@ def striking(number, error, work):
         if not frame.f_code.co_filename.startswith((OURS, *DJANGOS)):
             return None
         # Python leaves a with block in its first line once more, where no signal's handler runs.
-        if event == "line" and not getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+        if event == "line" and not getline(
+            frame.f_code.co_filename, frame.f_lineno
+        ).lstrip().startswith("with "):
             left[0] -= 1
             if not left[0]:
                 raise error
@@ -61,7 +66,9 @@ def struck_by(of_records, of_locks):
     Requests and messages have the same run, so each error strikes each kind of claim in one of them.
     """
     by_lock = pytest.param(LOCK, of_locks, id="lock", marks=pytest.mark.postgresql)
-    return pytest.mark.parametrize(("policy", "error"), [pytest.param(ATOMIC, of_records, id="record"), by_lock])
+    return pytest.mark.parametrize(
+        ("policy", "error"), [pytest.param(ATOMIC, of_records, id="record"), by_lock]
+    )
 
 
 def assert_all_or_nothing(do, *, is_done, is_running, error):
@@ -77,10 +84,18 @@ def assert_all_or_nothing(do, *, is_done, is_running, error):
         reference = f"line-{number}"
         result, struck = striking(number, error, lambda: do(reference))  # noqa: B023
         if is_done(result):
-            assert effects(reference) == 1, f"a success that was not committed, struck at line {number}"
+            assert effects(reference) == 1, (
+                f"a success that was not committed, struck at line {number}"
+            )
         retry = do(reference)
-        assert is_done(retry) or is_running(retry), f"{retry!r} after a strike at line {number}"
+        assert is_done(retry) or is_running(retry), (
+            f"{retry!r} after a strike at line {number}"
+        )
         assert not connection.in_atomic_block
-        assert is_done(retry) or eventually(lambda: is_done(do(reference))), f"struck at line {number}"  # noqa: B023
-        assert effects(reference) == 1, f"{effects(reference)} effects after a strike at line {number}"
+        assert is_done(retry) or eventually(lambda: is_done(do(reference))), (  # noqa: B023
+            f"struck at line {number}"
+        )
+        assert effects(reference) == 1, (
+            f"{effects(reference)} effects after a strike at line {number}"
+        )
     assert number > 100

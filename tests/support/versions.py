@@ -29,7 +29,9 @@ class Migration(migrations.Migration):
 def this_version(directory: Path) -> Path:
     """A copy of this checkout's package and test project."""
     for part in PARTS:
-        shutil.copytree(ROOT / part, directory / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / part, directory / part, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return _with_service(directory)
 
 
@@ -40,13 +42,20 @@ def unpacked(name: str, directory: Path) -> Path:
         with zipfile.ZipFile(name) as wheel:
             wheel.extractall(directory)
     else:
-        archive = subprocess.run(["git", "archive", name, *PARTS], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        archive = subprocess.run(
+            ["git", "archive", name, *PARTS],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
         with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
             files.extractall(directory, filter="data")
     return _with_service(directory)
 
 
-def next_version(directory: Path, operation: str, model: tuple[str, str] | None = None) -> Path:
+def next_version(
+    directory: Path, operation: str, model: tuple[str, str] | None = None
+) -> Path:
     """This version with one more migration, and with one text replaced in its models."""
     this_version(directory)
     package = directory / "django_idempotency"
@@ -61,12 +70,17 @@ def next_version(directory: Path, operation: str, model: tuple[str, str] | None 
 
 
 def _with_service(directory: Path) -> Path:
-    shutil.copytree(SERVICE, directory / SERVICE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        SERVICE, directory / SERVICE.name, ignore=shutil.ignore_patterns("__pycache__")
+    )
     return directory
 
 
 def environment(version: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(version), "DJANGO_SETTINGS_MODULE": f"{SERVICE.name}.settings"}
+    return {
+        "PYTHONPATH": str(version),
+        "DJANGO_SETTINGS_MODULE": f"{SERVICE.name}.settings",
+    }
 
 
 def run(version: Path, database_url: str, code: str) -> str:
@@ -85,6 +99,8 @@ def run(version: Path, database_url: str, code: str) -> str:
 def serving(version: Path, database_url: str, directory: Path) -> Iterator[Server]:
     """A server of this version whose connections outlive requests, as they do in production."""
     options = environment(version) | {"CONN_MAX_AGE": "600"}
-    with running_server(database_url, directory, workers=1, code=version, **options) as server:
+    with running_server(
+        database_url, directory, workers=1, code=version, **options
+    ) as server:
         assert server.request("GET", "/code/").text.startswith(str(version))
         yield server

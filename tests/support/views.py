@@ -18,14 +18,20 @@ from testproject.models import LedgerEntry
 def book(request: Any, reference: str = "r") -> LedgerEntry:
     """An effect in the database."""
     return LedgerEntry.objects.create(
-        kind=LedgerEntry.Kind.ORDER, user=request.user, amount=1, currency="EUR", reference=reference
+        kind=LedgerEntry.Kind.ORDER,
+        user=request.user,
+        amount=1,
+        currency="EUR",
+        reference=reference,
     )
 
 
 class Runs:
     """Plain views, sync and async, that have an effect and count how often they ran."""
 
-    def __init__(self, answer: Callable[[HttpRequest], HttpResponse] | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[HttpRequest], HttpResponse] | None = None
+    ) -> None:
         self.contexts: list[Any] = []
         self.answer = answer or (lambda request: HttpResponse(f"run {self.count}"))
 
@@ -37,7 +43,9 @@ class Runs:
         self.contexts.append(getattr(request, "idempotency", None))
         return self.answer(request)
 
-    async def aview(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    async def aview(
+        self, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
         return self.view(request)
 
 
@@ -53,7 +61,9 @@ class Order(View):
 class AsyncOrder(View):
     runs: Runs
 
-    async def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    async def post(
+        self, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
         return await self.runs.aview(request)
 
 
@@ -79,15 +89,21 @@ class Caller:
         self.client = client
         self.settings = settings
 
-    def __call__(self, view: Any, payload: Any = None, *, key: str | None = "k", **options: Any) -> Any:
+    def __call__(
+        self, view: Any, payload: Any = None, *, key: str | None = "k", **options: Any
+    ) -> Any:
         """``key=None`` sends no key; the options are those of the client's ``generic``."""
         self._serve(view)
         return self.client.generic(**self.request(payload, key=key, **options))
 
-    def asgi(self, view: Any, payload: Any = None, *, key: str | None = "k", **options: Any) -> Any:
+    def asgi(
+        self, view: Any, payload: Any = None, *, key: str | None = "k", **options: Any
+    ) -> Any:
         """The same request by way of ASGI."""
         self._serve(view)
-        client = AsyncClient(raise_request_exception=self.client.raise_request_exception)
+        client = AsyncClient(
+            raise_request_exception=self.client.raise_request_exception
+        )
         client.cookies = self.client.cookies
 
         async def send() -> Any:
@@ -99,17 +115,30 @@ class Caller:
         self.settings.ROOT_URLCONF = (path("view/", view), path("view/<int:pk>/", view))
 
     def request(
-        self, payload: Any = None, *, key: str | None = "k", method: str = "POST", path: str = PATH, **options: Any
+        self,
+        payload: Any = None,
+        *,
+        key: str | None = "k",
+        method: str = "POST",
+        path: str = PATH,
+        **options: Any,
     ) -> dict[str, Any]:
         headers = {} if key is None else {"Idempotency-Key": key}
         if payload is not None and "data" not in options:
             options |= {"data": json.dumps(payload), "content_type": "application/json"}
-        return {"method": method, "path": path, "headers": headers | options.pop("headers", {}), **options}
+        return {
+            "method": method,
+            "path": path,
+            "headers": headers | options.pop("headers", {}),
+            **options,
+        }
 
 
 def code(response: Any) -> str | None:
     """The code of one of our own answers."""
-    if not response.headers.get("Content-Type", "").startswith("application/problem+json"):
+    if not response.headers.get("Content-Type", "").startswith(
+        "application/problem+json"
+    ):
         return None
     code: str = json.loads(response.content)["code"]
     return code

@@ -13,8 +13,14 @@ from tests.support.threads import in_threads
 row_locks = pytest.mark.row_locks
 postgresql = pytest.mark.postgresql
 in_both_modes = pytest.mark.parametrize("mode", MODES)
-BY_LOCK = pytest.param(Atomic(claim="lock"), id="lock", marks=[pytest.mark.postgresql, pytest.mark.not_on_citus])
-in_each_mode = pytest.mark.parametrize("mode", [*MODES, BY_LOCK])  # in atomic mode, with claims of both kinds
+BY_LOCK = pytest.param(
+    Atomic(claim="lock"),
+    id="lock",
+    marks=[pytest.mark.postgresql, pytest.mark.not_on_citus],
+)
+in_each_mode = pytest.mark.parametrize(
+    "mode", [*MODES, BY_LOCK]
+)  # in atomic mode, with claims of both kinds
 
 HOUR = 3600
 OTHER_BODY = b'{"amount": 6}'

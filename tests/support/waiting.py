@@ -12,7 +12,9 @@ from django.db import connection
 T = TypeVar("T")
 
 
-def eventually(probe: Callable[[], T], *, within: float = 60.0, every: float = 0.02) -> T:
+def eventually(
+    probe: Callable[[], T], *, within: float = 60.0, every: float = 0.02
+) -> T:
     """The first true answer of ``probe``; ``TimeoutError`` when there is none within so many seconds."""
     deadline = time.monotonic() + within
     while not (answer := probe()):

@@ -34,7 +34,11 @@ class Message:
     def id(self) -> str:
         """As a compiled catalogue has it: with the context before it."""
         context = self.fields.get("msgctxt")
-        return self.fields["msgid"] if context is None else f"{context}\4{self.fields['msgid']}"
+        return (
+            self.fields["msgid"]
+            if context is None
+            else f"{context}\4{self.fields['msgid']}"
+        )
 
     @property
     def translations(self) -> list[str]:
@@ -43,7 +47,12 @@ class Message:
 
 @cache
 def messages(language: str) -> list[Message]:
-    blocks = (PACKAGE / "locale" / language / "LC_MESSAGES" / "django.po").read_text().strip().split("\n\n")
+    blocks = (
+        (PACKAGE / "locale" / language / "LC_MESSAGES" / "django.po")
+        .read_text()
+        .strip()
+        .split("\n\n")
+    )
     head, *found = map(parsed, blocks)
     assert head.id == ""
     return found
@@ -73,17 +82,27 @@ def test_the_only_catalogue_is_german():
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_message_is_translated(language):
-    left = [message.id for message in messages(language) if not message.translations or not all(message.translations)]
+    left = [
+        message.id
+        for message in messages(language)
+        if not message.translations or not all(message.translations)
+    ]
     assert left == []
-    assert [message.id for message in messages(language) if "fuzzy" in message.flags] == []
+    assert [
+        message.id for message in messages(language) if "fuzzy" in message.flags
+    ] == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_translation_has_the_placeholders_of_its_message(language):
     for message in messages(language):
-        wanted = placeholders(message.fields.get("msgid_plural", message.fields["msgid"]))
+        wanted = placeholders(
+            message.fields.get("msgid_plural", message.fields["msgid"])
+        )
         for text in message.translations:
-            assert placeholders(text) == wanted or placeholders(text) == placeholders(message.fields["msgid"]), text
+            assert placeholders(text) == wanted or placeholders(text) == placeholders(
+                message.fields["msgid"]
+            ), text
             assert edges(text) == edges(message.fields["msgid"]), text
 
 
@@ -98,11 +117,16 @@ def edges(text: str) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_compiled_catalogue_is_that_of_the_text(language):
-    compiled = named(PACKAGE / "locale" / language / "LC_MESSAGES" / "django.mo")._catalog
+    compiled = named(
+        PACKAGE / "locale" / language / "LC_MESSAGES" / "django.mo"
+    )._catalog
     written: dict[object, str] = {}
     for message in messages(language):
         if "msgid_plural" in message.fields:
-            written |= {(message.id, form): text for form, text in enumerate(message.translations)}
+            written |= {
+                (message.id, form): text
+                for form, text in enumerate(message.translations)
+            }
         else:
             written[message.id] = message.translations[0]
     del compiled[""]
@@ -111,7 +135,11 @@ def test_the_compiled_catalogue_is_that_of_the_text(language):
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts}
+    return {
+        path: ast.parse(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+        if "migrations" not in path.parts
+    }
 
 
 def calls(names: set[str]) -> Iterator[tuple[Path, ast.Call]]:
@@ -122,7 +150,11 @@ def calls(names: set[str]) -> Iterator[tuple[Path, ast.Call]]:
 
 
 def name_of(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return (
+        function.attr
+        if isinstance(function, ast.Attribute)
+        else getattr(function, "id", "")
+    )
 
 
 def used() -> Iterator[str]:
@@ -139,12 +171,18 @@ def used() -> Iterator[str]:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_catalogue_has_the_messages_of_the_code_and_no_others(language):
-    assert {message.id for message in messages(language)} == set(used()), "run: make messages"
+    assert {message.id for message in messages(language)} == set(used()), (
+        "run: make messages"
+    )
 
 
 def test_messages_are_translated_before_they_are_put_together():
     """``gettext(f"…")`` is never found in a catalogue, and gettext does not look into f-strings for messages."""
-    built = [place(*found) for found in calls(ONE | SEVERAL) if any(map(is_built, found[1].args))]
+    built = [
+        place(*found)
+        for found in calls(ONE | SEVERAL)
+        if any(map(is_built, found[1].args))
+    ]
     assert built == []
     inside = [
         place(path, inner)
@@ -166,7 +204,11 @@ def place(path: Path, node: ast.expr) -> str:
 
 
 def test_commands_are_written_in_english_alone():
-    assert [place(*found) for found in calls(ONE | SEVERAL) if "management" in found[0].parts] == []
+    assert [
+        place(*found)
+        for found in calls(ONE | SEVERAL)
+        if "management" in found[0].parts
+    ] == []
 
 
 ADMIN = sorted(PACKAGE.rglob("templates/admin/**/*.html"))
@@ -175,6 +217,12 @@ ADMIN = sorted(PACKAGE.rglob("templates/admin/**/*.html"))
 @pytest.mark.parametrize("path", ADMIN, ids=lambda path: path.name)
 def test_a_template_of_the_admin_says_nothing_past_the_catalogues(path):
     text = re.sub(r"(?s){% block bodyclass %}.*?{% endblock %}", "", path.read_text())
-    text = re.sub(r"(?s){% blocktranslate.*?{% endblocktranslate %}|{#.*?#}|{%.*?%}|{{.*?}}", "", text)
-    assert re.findall(r'(?:aria-label|title|placeholder|alt)="[^"/]*\w[^"]*"', text) == []
+    text = re.sub(
+        r"(?s){% blocktranslate.*?{% endblocktranslate %}|{#.*?#}|{%.*?%}|{{.*?}}",
+        "",
+        text,
+    )
+    assert (
+        re.findall(r'(?:aria-label|title|placeholder|alt)="[^"/]*\w[^"]*"', text) == []
+    )
     assert re.findall(r"[A-Za-z]{2,}", re.sub(r"(?s)<[^>]*>|&\w+;", "", text)) == []

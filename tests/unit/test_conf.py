@@ -15,7 +15,9 @@ def test_unknown_settings_are_named_with_suggestions(settings):
     settings.IDEMPOTENCY = {"LEESE": 1, "MAX_BODY": 1, "QQQ": 2}
     with pytest.raises(ImproperlyConfigured) as refused:
         conf()
-    assert "IDEMPOTENCY: Unknown name 'LEESE': did you mean 'LEASE'?" in str(refused.value)
+    assert "IDEMPOTENCY: Unknown name 'LEESE': did you mean 'LEASE'?" in str(
+        refused.value
+    )
     assert "'MAX_BODY': did you mean 'BODY'?" in str(refused.value)
     assert f"'QQQ': it must be one of {', '.join(sorted(NAMES))}." in str(refused.value)
 
@@ -23,17 +25,32 @@ def test_unknown_settings_are_named_with_suggestions(settings):
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
-        ({"RETENTION": "60"}, r'IDEMPOTENCY\["RETENTION"\] is \'60\'; it must be a number of seconds from 1 to'),
+        (
+            {"RETENTION": "60"},
+            r'IDEMPOTENCY\["RETENTION"\] is \'60\'; it must be a number of seconds from 1 to',
+        ),
         ({"LEASE": 60}, r'IDEMPOTENCY\["LEASE"\] is 60; it must be a Lease\(…\)'),
         ({"ATOMIC": Lease()}, r"it must be an Atomic\(…\)"),
         ({"BODY": {"encrypt": True}}, r"it must be a Body\(…\)"),
-        ({"DECISIONS": ["notes"]}, "it must be a list of names from note, second_operator"),
+        (
+            {"DECISIONS": ["notes"]},
+            "it must be a list of names from note, second_operator",
+        ),
         ({"MAX_WAITERS": -1}, "it must be a number from 0 to 1000000"),
         ({"ENABLED": 1}, "it must be True or False"),
         ({"SCOPE": "tenant"}, 'None, "public", or a callable'),
-        ({"HEADER": "HTTP_IDEMPOTENCY_KEY"}, "it must be the name of a header, such as 'Idempotency-Key'"),
-        ({"INSTRUMENTATION": "prometheus"}, "it must be a list of names from prometheus, opentelemetry"),
-        ({"EXEMPT_PATHS": "/api/"}, "is '/api/'; it must be a list of regular expressions"),
+        (
+            {"HEADER": "HTTP_IDEMPOTENCY_KEY"},
+            "it must be the name of a header, such as 'Idempotency-Key'",
+        ),
+        (
+            {"INSTRUMENTATION": "prometheus"},
+            "it must be a list of names from prometheus, opentelemetry",
+        ),
+        (
+            {"EXEMPT_PATHS": "/api/"},
+            "is '/api/'; it must be a list of regular expressions",
+        ),
         ({"EXEMPT_PATHS": ["^/api/", "("]}, "it must be a list of regular expressions"),
         ({"PROBLEM_TYPE_BASE_URL": 1}, r"PROBLEM_TYPE_BASE_URL\"\] is 1"),
         (None, "it must be a dict"),
@@ -47,30 +64,51 @@ def test_a_bad_value_is_an_error_that_says_which(settings, stated, sentence):
 
 def test_texts_of_the_settings_hide_what_stores_and_publishers_know(settings):
     secret = {"OPTIONS": {"url": "redis://:secret@host"}, "BACKEND": "shop.Store"}
-    settings.IDEMPOTENCY = {"STORES": {"redis": secret}, "OUTBOX": {"PUBLISHERS": {"default": secret}}}
+    settings.IDEMPOTENCY = {
+        "STORES": {"redis": secret},
+        "OUTBOX": {"PUBLISHERS": {"default": secret}},
+    }
     assert "secret" not in repr(conf())
 
 
 def test_without_the_setting_there_are_the_defaults(settings):
-    settings.IDEMPOTENCY = {"LEASE": Lease(seconds=7)}  # of a deletion alone nobody is told
+    settings.IDEMPOTENCY = {
+        "LEASE": Lease(seconds=7)
+    }  # of a deletion alone nobody is told
     del settings.IDEMPOTENCY
     assert conf().header == "Idempotency-Key"
-    assert (conf().policy.mode, conf().lease, conf().policy.fail_open) == (Atomic(), Lease(seconds=60), False)
+    assert (conf().policy.mode, conf().lease, conf().policy.fail_open) == (
+        Atomic(),
+        Lease(seconds=60),
+        False,
+    )
 
 
 def test_settings_are_read_live():
     policy = Policy(required=True, mode="lease")
-    with override_settings(IDEMPOTENCY={"LEASE": Lease(seconds=7), "HEADER": "X-Request-Once"}):
-        assert (resolve(policy).mode.seconds, conf().meta_name) == (7, "HTTP_X_REQUEST_ONCE")
+    with override_settings(
+        IDEMPOTENCY={"LEASE": Lease(seconds=7), "HEADER": "X-Request-Once"}
+    ):
+        assert (resolve(policy).mode.seconds, conf().meta_name) == (
+            7,
+            "HTTP_X_REQUEST_ONCE",
+        )
         with override_settings(IDEMPOTENCY={"LEASE": Lease(seconds=8)}):
-            assert (resolve(policy).mode.seconds, conf().meta_name) == (8, "HTTP_IDEMPOTENCY_KEY")
+            assert (resolve(policy).mode.seconds, conf().meta_name) == (
+                8,
+                "HTTP_IDEMPOTENCY_KEY",
+            )
         assert resolve(policy).mode.seconds == 7
     assert resolve(policy).required is True
 
 
 def test_a_view_follows_the_settings_of_the_moment(call, settings):
     def view(request):
-        return HttpResponse(request.idempotency.key if getattr(request, "idempotency", None) else "unkeyed")
+        return HttpResponse(
+            request.idempotency.key
+            if getattr(request, "idempotency", None)
+            else "unkeyed"
+        )
 
     assert call(view, key="one").content == b"one"
     settings.IDEMPOTENCY = {"HEADER": "X-Once"}
@@ -99,7 +137,8 @@ def test_a_callable_may_be_given_as_its_dotted_path(settings, name):
 def test_a_dotted_path_that_leads_nowhere_is_an_error_that_says_which(settings, path):
     settings.IDEMPOTENCY = {"BODY": Body(redact=path)}
     with pytest.raises(
-        ImproperlyConfigured, match=rf'IDEMPOTENCY\["BODY"\].redact is \'{path}\', which can\'t be imported'
+        ImproperlyConfigured,
+        match=rf'IDEMPOTENCY\["BODY"\].redact is \'{path}\', which can\'t be imported',
     ):
         conf()
 
@@ -126,9 +165,15 @@ def test_a_word_means_what_the_settings_say(settings, word, by_setting):
 
 
 def test_a_mode_as_an_object_goes_over_what_its_word_means(settings):
-    settings.IDEMPOTENCY = {"MODE": Lease(seconds=5), "ATOMIC": Atomic(claim="lock"), "LEASE": Lease(seconds=20)}
+    settings.IDEMPOTENCY = {
+        "MODE": Lease(seconds=5),
+        "ATOMIC": Atomic(claim="lock"),
+        "LEASE": Lease(seconds=20),
+    }
     assert resolve(Policy()).mode == Lease(seconds=5)
-    assert resolve(Policy(mode=Atomic(takeover_grace=2))).mode == Atomic(claim="lock", takeover_grace=2)
+    assert resolve(Policy(mode=Atomic(takeover_grace=2))).mode == Atomic(
+        claim="lock", takeover_grace=2
+    )
     assert resolve(Policy(mode="lease")).mode == Lease(seconds=20)
 
 

@@ -15,7 +15,12 @@ from pathlib import Path
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.core.management import BaseCommand, call_command, get_commands, load_command_class
+from django.core.management import (
+    BaseCommand,
+    call_command,
+    get_commands,
+    load_command_class,
+)
 from django.http import HttpResponse
 from django.test import override_settings
 
@@ -36,17 +41,43 @@ from django_idempotency.values.exceptions import (
     StoreUnavailable,
 )
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold
-from django_idempotency.values.policy import Atomic, Body, Fingerprint, Keys, Lease, Limits
+from django_idempotency.values.policy import (
+    Atomic,
+    Body,
+    Fingerprint,
+    Keys,
+    Lease,
+    Limits,
+)
 from django_idempotency.values.rules import rules
 from django_idempotency.values.scopes import BuiltInScope
-from tests.support.pages import DOCS, FENCE, ROOT, anchors, code, headings, prose, rows, section, slug, text
+from tests.support.pages import (
+    DOCS,
+    FENCE,
+    ROOT,
+    anchors,
+    code,
+    headings,
+    prose,
+    rows,
+    section,
+    slug,
+    text,
+)
 from tests.support.reader import follow_the_quickstart, reader_with_postgresql
 
 PACKAGE = ROOT / "django_idempotency"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 REFUSALS = [
     *(MissingKey(), MalformedKey(), AnonymousKey(), StoreUnavailable()),
-    *(InFlight(1), OnHold(""), Mismatch(), RequestIncomplete(1, 2), ReplayForbidden(), NotAdmitted(1)),
+    *(
+        InFlight(1),
+        OnHold(""),
+        Mismatch(),
+        RequestIncomplete(1, 2),
+        ReplayForbidden(),
+        NotAdmitted(1),
+    ),
 ]
 
 
@@ -55,32 +86,59 @@ GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
 
 def defaults(options):
     """What stands in the declaration of each option."""
-    declared = [field for field in dataclasses.fields(options) if "rule" in field.metadata]
-    return {f.name: f.default_factory() if f.default is dataclasses.MISSING else f.default for f in declared}
+    declared = [
+        field for field in dataclasses.fields(options) if "rule" in field.metadata
+    ]
+    return {
+        f.name: f.default_factory() if f.default is dataclasses.MISSING else f.default
+        for f in declared
+    }
 
 
 def same(stated, actual):
-    return frozenset(stated) == actual if isinstance(actual, frozenset) else stated == actual
+    return (
+        frozenset(stated) == actual
+        if isinstance(actual, frozenset)
+        else stated == actual
+    )
 
 
 def test_every_setting_is_documented_with_its_default():
-    documented = {code(name)[0]: eval(code(default)[0]) for name, default, _ in rows(text("settings.md"))}
+    documented = {
+        code(name)[0]: eval(code(default)[0])
+        for name, default, _ in rows(text("settings.md"))
+    }
     assert documented.keys() == conf.NAMES
     actual = defaults(conf.Conf) | defaults(policy.Policy)
-    assert {name for name, value in documented.items() if not same(value, actual[name.lower()])} == set()
+    assert {
+        name
+        for name, value in documented.items()
+        if not same(value, actual[name.lower()])
+    } == set()
 
 
 def test_every_option_of_a_policy_is_documented_with_its_default():
     tables = section("policy.md", "The options")
-    documented = {code(name)[0]: eval(code(default)[0]) for name, default, _unit, _what in rows(tables)}
-    of_groups = {f"{group.__name__}.{name}": of for group in GROUPS for name, of in defaults(group).items()}
+    documented = {
+        code(name)[0]: eval(code(default)[0])
+        for name, default, _unit, _what in rows(tables)
+    }
+    of_groups = {
+        f"{group.__name__}.{name}": of
+        for group in GROUPS
+        for name, of in defaults(group).items()
+    }
     actual = defaults(policy.Policy) | of_groups
     assert documented.keys() == actual.keys()
-    assert {name for name, value in documented.items() if not same(value, actual[name])} == set()
+    assert {
+        name for name, value in documented.items() if not same(value, actual[name])
+    } == set()
 
 
 def test_every_option_of_a_policy_has_an_anchor():
-    of_groups = {slug(f"{group.__name__}.{name}") for group in GROUPS for name in defaults(group)}
+    of_groups = {
+        slug(f"{group.__name__}.{name}") for group in GROUPS for name in defaults(group)
+    }
     assert rules(policy.Policy).keys() | of_groups <= anchors(DOCS / "policy.md")
 
 
@@ -91,50 +149,88 @@ def test_the_options_that_messages_use_are_options():
 
 def known_problems():
     made = {problem.code: problem for problem in map(problems.problem, REFUSALS)}
-    return made | {problem.code: problem for problem in (problems.NOT_STORED, problems.MARKED_FAILED)}
+    return made | {
+        problem.code: problem
+        for problem in (problems.NOT_STORED, problems.MARKED_FAILED)
+    }
 
 
 def test_every_problem_code_there_is_has_an_example_here():
-    calls = [node for node in ast.walk(ast.parse(Path(problems.__file__).read_text())) if isinstance(node, ast.Call)]
-    assert sum(ast.unparse(call.func) == "Problem" for call in calls) == len(known_problems())
+    calls = [
+        node
+        for node in ast.walk(ast.parse(Path(problems.__file__).read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    assert sum(ast.unparse(call.func) == "Problem" for call in calls) == len(
+        known_problems()
+    )
 
 
 def test_every_problem_code_is_documented_under_its_anchor():
-    codes = {heading for heading in headings(DOCS / "errors.md", 2) if "_" in heading or heading == "on_hold"}
+    codes = {
+        heading
+        for heading in headings(DOCS / "errors.md", 2)
+        if "_" in heading or heading == "on_hold"
+    }
     assert codes == known_problems().keys()
     assert all(slug(name) == name for name in codes)
 
 
-@pytest.mark.parametrize("problem", known_problems().values(), ids=lambda problem: problem.code)
+@pytest.mark.parametrize(
+    "problem", known_problems().values(), ids=lambda problem: problem.code
+)
 def test_a_problem_is_documented_as_it_is_sent(problem):
-    table = {code(name)[0]: stated for name, *stated in rows(section("errors.md", "The codes"))}
+    table = {
+        code(name)[0]: stated
+        for name, *stated in rows(section("errors.md", "The codes"))
+    }
     status, retryable, safe_new_key = table[problem.code]
-    expected = "the stored one" if problem is problems.NOT_STORED else str(problem.status)
+    expected = (
+        "the stored one" if problem is problems.NOT_STORED else str(problem.status)
+    )
     assert status == expected
-    assert [code(retryable)[0] == "true", code(safe_new_key)[0] == "true"] == [problem.retryable, problem.safe_new_key]
+    assert [code(retryable)[0] == "true", code(safe_new_key)[0] == "true"] == [
+        problem.retryable,
+        problem.safe_new_key,
+    ]
 
 
 def test_every_check_is_documented():
     for table in registered.values():
         documented = headings(DOCS / f"{table.page}.md", 3)
         ids = dict.fromkeys(check.id for check in table.rows)
-        assert [found[0] for heading in documented if (found := re.match(r"[EW]\d{3}\b", heading))] == list(ids)
+        assert [
+            found[0]
+            for heading in documented
+            if (found := re.match(r"[EW]\d{3}\b", heading))
+        ] == list(ids)
 
 
 def test_every_signal_is_documented_with_what_it_carries():
     source = "".join(path.read_text() for path in PACKAGE.rglob("signals.py"))
-    documented = {code(name)[0]: code(carries) for name, _when, carries in rows(text("signals.md"))}
-    assert documented.keys() == set(re.findall(r"^(\w+) = Signal\(\)", source, re.MULTILINE))
+    documented = {
+        code(name)[0]: code(carries)
+        for name, _when, carries in rows(text("signals.md"))
+    }
+    assert documented.keys() == set(
+        re.findall(r"^(\w+) = Signal\(\)", source, re.MULTILINE)
+    )
     for name, carries in documented.items():
         comment = re.search(rf"^{name} = Signal\(\)(.*)$", source, re.MULTILINE)[1]
         assert all(argument in comment for argument in carries), name
 
 
 def test_every_metric_is_documented_as_it_is():
-    counted = {code(name)[0]: meaning for name, meaning in rows(section("metrics.md", "What is counted"))[:-1]}
+    counted = {
+        code(name)[0]: meaning
+        for name, meaning in rows(section("metrics.md", "What is counted"))[:-1]
+    }
     assert counted == {
         metrics.in_prometheus(counter): counter.meaning
-        for counter in (*metrics.counters_of(None), *metrics.counters_of(outbox_signals.FAMILY))
+        for counter in (
+            *metrics.counters_of(None),
+            *metrics.counters_of(outbox_signals.FAMILY),
+        )
     } | {str(event.reason): event.meaning for event in events.EVENTS if event.reason}
     others = [
         rows(section("metrics.md", "What is counted"))[-1],
@@ -142,7 +238,10 @@ def test_every_metric_is_documented_as_it_is():
     ]
     assert {code(name)[0]: meaning for name, meaning in others} == {
         metrics.in_prometheus(metric): metric.meaning
-        for metric in (metrics.RUN, *(gauge for family in metrics.gauge_families for gauge in family.gauges))
+        for metric in (
+            metrics.RUN,
+            *(gauge for family in metrics.gauge_families for gauge in family.gauges),
+        )
     }
 
 
@@ -150,19 +249,28 @@ def test_every_alert_is_documented():
     alerts = re.findall(r"- alert: (\w+)", text("monitoring/alerts.yml"))
     assert headings(DOCS / "runbooks.md", 2) == alerts
     for alert in alerts:
-        parts = re.findall(r"^- \*\*(\w+)\*\*: ", section("runbooks.md", alert), re.MULTILINE)
+        parts = re.findall(
+            r"^- \*\*(\w+)\*\*: ", section("runbooks.md", alert), re.MULTILINE
+        )
         assert parts == ["Means", "Look", "Do", "Clients"], alert
 
 
 def test_every_event_in_the_log_is_documented_with_its_level():
-    documented = {(code(event)[0], level) for event, level, _meaning in rows(section("metrics.md", "Logs"))}
+    documented = {
+        (code(event)[0], level)
+        for event, level, _meaning in rows(section("metrics.md", "Logs"))
+    }
     calls = [
         ast.unparse(node)
         for module in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "log"
     ]
-    called = {(match[2], match[1]) for call in calls if (match := re.match(r"log\(logging\.(\w+), '(\w+)'", call))}
+    called = {
+        (match[2], match[1])
+        for call in calls
+        if (match := re.match(r"log\(logging\.(\w+), '(\w+)'", call))
+    }
     raised = {
         (event.name, logging.getLevelName(event.level))
         for event in (*events.EVENTS, *outbox_signals.FAMILY.events)
@@ -174,7 +282,8 @@ def test_every_event_in_the_log_is_documented_with_its_level():
 COMMANDS = {
     name: app
     for name, app in get_commands().items()
-    if app.startswith("django_idempotency") and app != "django_idempotency.contrib.outbox"
+    if app.startswith("django_idempotency")
+    and app != "django_idempotency.contrib.outbox"
 }
 
 
@@ -182,25 +291,42 @@ def options_of(command):
     """The options of a command, and of all its actions."""
     parsers = [command.create_parser("manage.py", "it")]
     for parser in parsers:
-        actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        actions = [
+            action
+            for action in parser._actions
+            if isinstance(action, argparse._SubParsersAction)
+        ]
         parsers += [each for action in actions for each in action.choices.values()]
-    return {name for parser in parsers for action in parser._actions for name in action.option_strings}
+    return {
+        name
+        for parser in parsers
+        for action in parser._actions
+        for name in action.option_strings
+    }
 
 
 def test_every_command_is_documented():
-    assert sorted(heading for heading in headings(DOCS / "maintenance.md", 2) if "_" in heading) == sorted(COMMANDS)
+    assert sorted(
+        heading for heading in headings(DOCS / "maintenance.md", 2) if "_" in heading
+    ) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_documented(name):
     shared = options_of(BaseCommand()) | {"--database", "--json"}
-    documented = {code(option)[0] for option, _meaning in rows(section("maintenance.md", name))}
+    documented = {
+        code(option)[0] for option, _meaning in rows(section("maintenance.md", name))
+    }
     assert documented == options_of(load_command_class(COMMANDS[name], name)) - shared
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_internal_links_lead_somewhere(page):
-    dead = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not leads_somewhere(page, link)]
+    dead = [
+        link
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose(page))
+        if not leads_somewhere(page, link)
+    ]
     assert dead == []
 
 
@@ -215,24 +341,42 @@ def leads_somewhere(page, link):
 
 
 def test_every_page_can_be_reached():
-    reached = {(DOCS / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", text("index.md"))}
-    assert {page.resolve() for page in DOCS.rglob("*.md")} - reached <= {DOCS / "index.md"}
+    reached = {
+        (DOCS / link.partition("#")[0]).resolve()
+        for link in re.findall(r"\]\(([^)\s]+)\)", text("index.md"))
+    }
+    assert {page.resolve() for page in DOCS.rglob("*.md")} - reached <= {
+        DOCS / "index.md"
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_do_not_name_the_machine_they_were_written_on(page):
     words = page.read_text()
-    assert [place for place in (str(ROOT), str(Path.home()) + "/") if place in words] == []
+    assert [
+        place for place in (str(ROOT), str(Path.home()) + "/") if place in words
+    ] == []
     assert re.findall(r"/(?:home|root|tmp|Users)/", words) == []
 
 
 def test_every_page_is_in_the_navigation_and_listed_for_language_models():
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    navigation = (ROOT / "properdocs.yml").read_text().partition("nav:\n")[2].partition("markdown_extensions")[0]
-    apart = {page for page in pages if page.startswith("evidence/")}  # the home page leads there
-    assert sorted(re.findall(r"([\w/]+\.md)$", navigation, re.MULTILINE)) == sorted(pages - apart)
+    navigation = (
+        (ROOT / "properdocs.yml")
+        .read_text()
+        .partition("nav:\n")[2]
+        .partition("markdown_extensions")[0]
+    )
+    apart = {
+        page for page in pages if page.startswith("evidence/")
+    }  # the home page leads there
+    assert sorted(re.findall(r"([\w/]+\.md)$", navigation, re.MULTILINE)) == sorted(
+        pages - apart
+    )
     listed = re.findall(r"^- \[(.+?)\]\((.+?)\)", text("llms.txt"), re.MULTILINE)
-    assert sorted(listed) == sorted((headings(DOCS / page, 1)[0], address(page)) for page in pages - {"index.md"})
+    assert sorted(listed) == sorted(
+        (headings(DOCS / page, 1)[0], address(page)) for page in pages - {"index.md"}
+    )
 
 
 def address(page):
@@ -241,30 +385,52 @@ def address(page):
 
 
 def test_named_tests_exist():
-    named = {name for page in PAGES for name in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text())}
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text())
+    }
     assert {path for path, _name in named if not (ROOT / path).is_file()} == set()
     defined = {
-        (path, name): re.search(rf"^(?:def|class) {name}\b", (ROOT / path).read_text(), re.M) for path, name in named
+        (path, name): re.search(
+            rf"^(?:def|class) {name}\b", (ROOT / path).read_text(), re.M
+        )
+        for path, name in named
     }
-    assert {place for place, found in defined.items() if place[1] and not found} == set()
+    assert {
+        place for place, found in defined.items() if place[1] and not found
+    } == set()
 
 
 def test_pages_with_commands_that_need_a_clone_say_so():
     """An installation of the package has neither the Makefile nor the test project."""
-    needs_a_clone = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:make |python -m (?:testproject|tests|pytest))", re.MULTILINE)
+    needs_a_clone = re.compile(
+        r"^(?:\$ )?(?:\w+=\S+ )*(?:make |python -m (?:testproject|tests|pytest))",
+        re.MULTILINE,
+    )
     pages = [page for page in PAGES if needs_a_clone.search(page.read_text())]
     assert pages
-    assert [page.name for page in pages if "a clone of the repository" not in page.read_text()] == []
+    assert [
+        page.name
+        for page in pages
+        if "a clone of the repository" not in page.read_text()
+    ] == []
 
 
 ODD = re.compile(
-    r"\b(burns? no|comes? again|doors?|heeds?|is away|is to be|knobs?|of ours|what becomes of|whoever)\b", re.IGNORECASE
+    r"\b(burns? no|comes? again|doors?|heeds?|is away|is to be|knobs?|of ours|what becomes of|whoever)\b",
+    re.IGNORECASE,
 )
 
 
 def texts():
     """What users read: pages, alerts, and the strings of the package, docstrings included."""
-    pages = [*PAGES, *ROOT.glob("*.md"), DOCS / "llms.txt", DOCS / "monitoring" / "alerts.yml"]
+    pages = [
+        *PAGES,
+        *ROOT.glob("*.md"),
+        DOCS / "llms.txt",
+        DOCS / "monitoring" / "alerts.yml",
+    ]
     yield from ((page, page.read_text()) for page in [*pages, *PACKAGE.rglob("*.html")])
     for module in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
@@ -273,7 +439,11 @@ def texts():
 
 
 def test_texts_have_no_words_that_a_native_speaker_would_not_use():
-    assert [(str(path), found[0]) for path, written in texts() if (found := ODD.search(written))] == []
+    assert [
+        (str(path), found[0])
+        for path, written in texts()
+        if (found := ODD.search(written))
+    ] == []
 
 
 # --- Examples --------------------------------------------------------------------------------------------------------
@@ -303,13 +473,26 @@ def needs(example):
 
 def examples():
     for page in PAGES:
-        for number, (language, block) in enumerate(FENCE.findall(page.read_text()), start=1):
+        for number, (language, block) in enumerate(
+            FENCE.findall(page.read_text()), start=1
+        ):
             if (
                 language == "python"
-                and not page.name.startswith(("quickstart", "stripe"))  # their tests are elsewhere
-                and all(map(find_spec, re.findall(r"^(?:import|from) (ninja|stripe)\b", block, re.MULTILINE)))
+                and not page.name.startswith(
+                    ("quickstart", "stripe")
+                )  # their tests are elsewhere
+                and all(
+                    map(
+                        find_spec,
+                        re.findall(
+                            r"^(?:import|from) (ninja|stripe)\b", block, re.MULTILINE
+                        ),
+                    )
+                )
             ):
-                yield pytest.param(block, marks=needs(block), id=f"{page.relative_to(ROOT)}-{number}")
+                yield pytest.param(
+                    block, marks=needs(block), id=f"{page.relative_to(ROOT)}-{number}"
+                )
 
 
 def run(example):
@@ -329,7 +512,11 @@ def test_an_example_runs(example, monkeypatch):
 
 
 def test_pages_show_no_key_that_could_be_copied():
-    assert [str(page) for page in PAGES if re.search(r'"[A-Za-z0-9+/_-]{43}="', page.read_text())] == []
+    assert [
+        str(page)
+        for page in PAGES
+        if re.search(r'"[A-Za-z0-9+/_-]{43}="', page.read_text())
+    ] == []
 
 
 def interrupted(request):
@@ -339,12 +526,19 @@ def interrupted(request):
 @pytest.mark.usefixtures("transactional_db")
 def test_a_key_on_hold_is_freed_as_the_page_on_the_admin_says(rf):
     request = rf.post("/", headers={"Idempotency-Key": "order-1"})
-    entry_point = {"mode": Lease(on_crash="hold"), "scope": lambda request: BuiltInScope("auth.user:7")}
+    entry_point = {
+        "mode": Lease(on_crash="hold"),
+        "scope": lambda request: BuiltInScope("auth.user:7"),
+    }
     with pytest.raises(KeyboardInterrupt):
         idempotent(**entry_point)(interrupted)(request)
     view = idempotent(**entry_point)(lambda request: HttpResponse("done"))
     assert view(request).status_code == 409
-    (block,) = [block for language, block in FENCE.findall(text("admin.md")) if language == "console"]
+    (block,) = [
+        block
+        for language, block in FENCE.findall(text("admin.md"))
+        if language == "console"
+    ]
     get_user_model().objects.create_superuser("anna")
     for line in block.splitlines():
         call_command(*shlex.split(line.partition("manage.py ")[2]))

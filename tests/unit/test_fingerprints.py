@@ -23,18 +23,38 @@ from tests.support.properties import given
 FORM = "application/x-www-form-urlencoded"
 NAMES = st.text(max_size=5)
 PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
-VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4))
-FIELDS = st.dictionaries(st.text(min_size=1, max_size=5), st.lists(st.text(max_size=5), max_size=3), max_size=4)
+VALUES = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4)
+    ),
+)
+FIELDS = st.dictionaries(
+    st.text(min_size=1, max_size=5),
+    st.lists(st.text(max_size=5), max_size=3),
+    max_size=4,
+)
 
 
-def of(body=b"", content_type="application/json", method="POST", path="/pay/", query="", **chosen):
-    request = RequestFactory().generic(method, path, body, content_type, QUERY_STRING=query)
+def of(
+    body=b"",
+    content_type="application/json",
+    method="POST",
+    path="/pay/",
+    query="",
+    **chosen,
+):
+    request = RequestFactory().generic(
+        method, path, body, content_type, QUERY_STRING=query
+    )
     return fingerprint(request, **chosen)
 
 
 def multipart(fields, boundary="b", method="POST"):
     body = encode_multipart(boundary, fields)
-    return RequestFactory().generic(method, "/pay/", body, f"multipart/form-data; boundary={boundary}")
+    return RequestFactory().generic(
+        method, "/pay/", body, f"multipart/form-data; boundary={boundary}"
+    )
 
 
 def of_multipart(fields, boundary="b", **chosen):
@@ -47,7 +67,9 @@ def shuffled(value, rng):
         items = [(name, shuffled(inner, rng)) for name, inner in value.items()]
         rng.shuffle(items)
         return dict(items)
-    return [shuffled(inner, rng) for inner in value] if isinstance(value, list) else value
+    return (
+        [shuffled(inner, rng) for inner in value] if isinstance(value, list) else value
+    )
 
 
 def reordered(fields, rng):
@@ -58,8 +80,15 @@ def reordered(fields, rng):
     return [(name, queues[name].pop(0)) for name in names]
 
 
-@given(VALUES, st.randoms(use_true_random=False), st.sampled_from([None, 1, "\t"]), st.booleans())
-def test_the_order_of_names_white_space_and_escapes_do_not_count(value, rng, indent, ascii_only):
+@given(
+    VALUES,
+    st.randoms(use_true_random=False),
+    st.sampled_from([None, 1, "\t"]),
+    st.booleans(),
+)
+def test_the_order_of_names_white_space_and_escapes_do_not_count(
+    value, rng, indent, ascii_only
+):
     other = json.dumps(shuffled(value, rng), indent=indent, ensure_ascii=ascii_only)
     assert of(other) == of(json.dumps(value))
 
@@ -122,13 +151,18 @@ def test_another_meaning_differs(one, other):
     assert of(one.encode()) != of(other.encode())
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False), st.decimals(allow_nan=False, allow_infinity=False))
+@given(
+    st.decimals(allow_nan=False, allow_infinity=False),
+    st.decimals(allow_nan=False, allow_infinity=False),
+)
 def test_numbers_of_another_value_differ(one, other):
     assume(one != other)
     assert of(f"[{one}]") != of(f"[{other}]")
 
 
-@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/vnd.api+json"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json; charset=utf-8", "application/vnd.api+json"]
+)
 def test_all_json_is_read_as_json(content_type):
     assert of('{"a": 1, "b": 2}', content_type) == of('{"b": 2, "a": 1}', content_type)
 
@@ -144,28 +178,46 @@ def test_different_forms_differ(one, other):
     def meaning(fields):
         return {name: values for name, values in fields.items() if values}
 
-    assert (of(urlencode(one, doseq=True), FORM) == of(urlencode(other, doseq=True), FORM)) == (
-        meaning(one) == meaning(other)
-    )
+    assert (
+        of(urlencode(one, doseq=True), FORM) == of(urlencode(other, doseq=True), FORM)
+    ) == (meaning(one) == meaning(other))
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(b"a=b+c", b"a=b%20c"), (b"%61=1", b"a=1"), (b"a=\xc3\xa9", b"a=%c3%A9"), (b"a=\xe9", b"a=%E9")]
+    ("one", "other"),
+    [
+        (b"a=b+c", b"a=b%20c"),
+        (b"%61=1", b"a=1"),
+        (b"a=\xc3\xa9", b"a=%c3%A9"),
+        (b"a=\xe9", b"a=%E9"),
+    ],
 )
 def test_a_form_escaped_otherwise_is_the_same(one, other):
     assert of(one, FORM) == of(other, FORM)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(b"a=", b""), (b"a=1&b=2", b"a=1%26b=2"), (b"a=bc", b"ab=c"), (b"a=\xc3\xa9", b"a=%C3%83%C2%A9")]
+    ("one", "other"),
+    [
+        (b"a=", b""),
+        (b"a=1&b=2", b"a=1%26b=2"),
+        (b"a=bc", b"ab=c"),
+        (b"a=\xc3\xa9", b"a=%C3%83%C2%A9"),
+    ],
 )
 def test_forms_that_only_look_alike_differ(one, other):
     assert of(one, FORM) != of(other, FORM)
 
 
-@given(st.text("abcXYZ0189", min_size=1, max_size=20), st.randoms(use_true_random=False))
+@given(
+    st.text("abcXYZ0189", min_size=1, max_size=20), st.randoms(use_true_random=False)
+)
 def test_a_new_multipart_boundary_and_order_are_no_other_request(boundary, rng):
-    fields = [("a", "1"), ("b", "é"), ("file", SimpleUploadedFile("n.bin", b"\0\xff" * 10))]
+    fields = [
+        ("a", "1"),
+        ("b", "é"),
+        ("file", SimpleUploadedFile("n.bin", b"\0\xff" * 10)),
+    ]
     rng.shuffle(fields)
     original = {"file": SimpleUploadedFile("n.bin", b"\0\xff" * 10), "b": "é", "a": "1"}
     assert of_multipart(dict(fields), boundary) == of_multipart(original, "other")
@@ -183,11 +235,15 @@ def test_a_new_multipart_boundary_and_order_are_no_other_request(boundary, rng):
     ],
 )
 def test_another_field_file_or_file_name_differs(changed):
-    assert of_multipart(changed) != of_multipart({"a": "1", "file": SimpleUploadedFile("n", b"x")})
+    assert of_multipart(changed) != of_multipart(
+        {"a": "1", "file": SimpleUploadedFile("n", b"x")}
+    )
 
 
 def test_a_file_counts_from_its_beginning_however_much_of_it_was_read():
-    untouched, read = (multipart({"file": SimpleUploadedFile("n", b"content")}) for _ in range(2))
+    untouched, read = (
+        multipart({"file": SimpleUploadedFile("n", b"content")}) for _ in range(2)
+    )
     read.FILES["file"].read(3)
     assert fingerprint(read) == fingerprint(untouched)
 
@@ -224,7 +280,14 @@ def test_the_order_of_the_query_does_not_count(fields, rng):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"method": "PUT"}, {"path": "/pay"}, {"path": "/pay/1"}, {"query": "a=2"}, {"query": ""}, {"query": "a=1&b"}],
+    [
+        {"method": "PUT"},
+        {"path": "/pay"},
+        {"path": "/pay/1"},
+        {"query": "a=2"},
+        {"query": ""},
+        {"query": "a=1&b"},
+    ],
 )
 def test_another_method_path_or_query_differs(changed):
     assert of(b"{}", **{"query": "a=1"} | changed) != of(b"{}", query="a=1")
@@ -243,7 +306,9 @@ def test_content_that_moves_from_one_part_to_another_differs():
     assert of(b"a=1", FORM, query="=form") != of(b"=form&a=1", FORM)
 
 
-@pytest.mark.parametrize(("write", "content_type"), [(json.dumps, "application/json"), (urlencode, FORM)])
+@pytest.mark.parametrize(
+    ("write", "content_type"), [(json.dumps, "application/json"), (urlencode, FORM)]
+)
 def test_fields_can_be_selected_and_excluded(write, content_type):
     one, other = (write({"amount": 5, "sent_at": moment}) for moment in (1, 2))
 
@@ -260,7 +325,9 @@ def test_fields_can_be_selected_and_excluded(write, content_type):
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
 def test_a_new_boundary_is_no_other_request_whatever_the_method(method):
     def request(boundary, **fields):
-        return multipart({"file": SimpleUploadedFile("n", b"x"), **fields}, boundary, method)
+        return multipart(
+            {"file": SimpleUploadedFile("n", b"x"), **fields}, boundary, method
+        )
 
     first, again, other = request("b"), request("c"), request("b", more="1")
     assert fingerprint(first) == fingerprint(again) != fingerprint(other)
@@ -270,18 +337,28 @@ def test_a_new_boundary_is_no_other_request_whatever_the_method(method):
 
 
 def test_selected_fields_of_multipart_and_only_the_top_level_of_json():
-    one, other = ({"a": 1, "f": SimpleUploadedFile("n", content)} for content in (b"x", b"y"))
+    one, other = (
+        {"a": 1, "f": SimpleUploadedFile("n", content)} for content in (b"x", b"y")
+    )
     assert of_multipart(one, exclude={"f"}) == of_multipart(other, exclude={"f"})
-    assert of_multipart({"a": 1, "b": 2}, only={"a"}) == of_multipart({"a": 1, "b": 3}, only={"a"})
+    assert of_multipart({"a": 1, "b": 2}, only={"a"}) == of_multipart(
+        {"a": 1, "b": 3}, only={"a"}
+    )
     assert of('{"a": {"b": 1}}', exclude={"b"}) != of('{"a": {"b": 2}}', exclude={"b"})
     assert of('[{"b": 1}]', exclude={"b"}) != of('[{"b": 2}]', exclude={"b"})
 
 
 def test_a_custom_fingerprint_includes_method_and_path():
     one, other = RequestFactory().post("/a/"), RequestFactory().post("/b/")
-    assert fingerprints.of_bytes(one, b"order 7") == fingerprints.of_bytes(RequestFactory().post("/a/?q"), b"order 7")
-    assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(one, b"order 8")
-    assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(other, b"order 7")
+    assert fingerprints.of_bytes(one, b"order 7") == fingerprints.of_bytes(
+        RequestFactory().post("/a/?q"), b"order 7"
+    )
+    assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(
+        one, b"order 8"
+    )
+    assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(
+        other, b"order 7"
+    )
 
 
 MEDIA_TYPES = [
@@ -297,7 +374,17 @@ MEDIA_TYPES = [
 
 @given(st.binary(max_size=200), st.sampled_from(MEDIA_TYPES), st.binary(max_size=50))
 def test_a_body_of_any_bytes_has_a_fingerprint(body, content_type, query):
-    assert len(of(body, content_type, query=query.decode("latin-1"), path=quote(query) or "/")) == 32
+    assert (
+        len(
+            of(
+                body,
+                content_type,
+                query=query.decode("latin-1"),
+                path=quote(query) or "/",
+            )
+        )
+        == 32
+    )
 
 
 @given(st.text(max_size=100), st.sampled_from(MEDIA_TYPES))
@@ -307,10 +394,23 @@ def test_a_body_of_any_text_with_surrogates_has_a_fingerprint(text, content_type
     assert len(of(b'{"\\ud800": "\\udfff"}', content_type)) == 32
 
 
-@given(st.binary(max_size=300), st.sampled_from(["b", "", "é", "x" * 300]), st.booleans(), examples=150)
-def test_malformed_multipart_is_nothing_worse_than_a_bad_request(noise, boundary, headed):
-    head = b'--b\r\nContent-Disposition: form-data; name="a"; filename="f"\r\n' if headed else b""
-    with suppress(MultiPartParserError, SuspiciousOperation, BadRequest):  # Django answers these with 400
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(["b", "", "é", "x" * 300]),
+    st.booleans(),
+    examples=150,
+)
+def test_malformed_multipart_is_nothing_worse_than_a_bad_request(
+    noise, boundary, headed
+):
+    head = (
+        b'--b\r\nContent-Disposition: form-data; name="a"; filename="f"\r\n'
+        if headed
+        else b""
+    )
+    with suppress(
+        MultiPartParserError, SuspiciousOperation, BadRequest
+    ):  # Django answers these with 400
         assert len(of(head + noise, f"multipart/form-data; boundary={boundary}")) == 32
 
 
@@ -321,7 +421,14 @@ def test_deep_nesting_is_no_error(depth, before, after):
 
 
 @pytest.mark.parametrize(
-    "number", ["1" * 5000, "-" + "9" * 99_999, "1e999999999999", "1e-999999999999999999999", "1." + "3" * 9999]
+    "number",
+    [
+        "1" * 5000,
+        "-" + "9" * 99_999,
+        "1e999999999999",
+        "1e-999999999999999999999",
+        "1." + "3" * 9999,
+    ],
 )
 def test_long_numbers_are_no_error(number):
     assert len(of(number)) == 32
@@ -336,13 +443,22 @@ def test_a_body_that_was_read_before_is_still_there():
 
 @pytest.mark.parametrize(
     "body",
-    ["[NaN]", "[Infinity]", f"[{'1' * 5000}]", f"[{'1' * 5000}.0]", '{"a": 1, "a": 1}', '{"a": 1.5, "a": 1.5}'],
+    [
+        "[NaN]",
+        "[Infinity]",
+        f"[{'1' * 5000}]",
+        f"[{'1' * 5000}.0]",
+        '{"a": 1, "a": 1}',
+        '{"a": 1.5, "a": 1.5}',
+    ],
 )
 def test_json_without_an_agreed_meaning_counts_by_its_bytes(body):
     assert of(body) != of(f" {body}")
 
 
-@pytest.mark.parametrize("inside", ["x" * 20_000, ["x"] * 5000], ids=["few quotation marks", "many"])
+@pytest.mark.parametrize(
+    "inside", ["x" * 20_000, ["x"] * 5000], ids=["few quotation marks", "many"]
+)
 def test_a_long_body_hides_no_repeated_name(inside):
     text = json.dumps(inside)
     assert of(f'{{"b": {text}, "a": 1}}') == of(f'{{"a":1,"b":{text}}}')
@@ -364,15 +480,26 @@ def test_json_counts_by_meaning_in_every_encoding_of_unicode(encoding):
 
 OF_VERSION_1 = {
     "raw": (lambda: of(b"a,b", "text/csv", query="b=2&a=1"), "fc84d0689c876402"),
-    "JSON": (lambda: of(b'{"b": [1.50, 2.0, "\xc3\xa9", null], "a": {}}'), "c7ce1a39fc4a0cda"),
+    "JSON": (
+        lambda: of(b'{"b": [1.50, 2.0, "\xc3\xa9", null], "a": {}}'),
+        "c7ce1a39fc4a0cda",
+    ),
     "not JSON": (lambda: of(b"{", "application/json"), "3793939645681b6d"),
     "form": (lambda: of(b"b=1&a=%C3%A9&a=2", FORM), "8f0dc3d8583dd806"),
-    "multipart": (lambda: of_multipart({"a": "\xe9", "f": SimpleUploadedFile("n", b"x")}), "bc34ce1f2c874775"),
-    "the view's own": (lambda: fingerprints.of_bytes(RequestFactory().post("/a/"), b"order 7"), "b26afa1bca9049ff"),
+    "multipart": (
+        lambda: of_multipart({"a": "\xe9", "f": SimpleUploadedFile("n", b"x")}),
+        "bc34ce1f2c874775",
+    ),
+    "the view's own": (
+        lambda: fingerprints.of_bytes(RequestFactory().post("/a/"), b"order 7"),
+        "b26afa1bca9049ff",
+    ),
 }
 
 
-@pytest.mark.parametrize(("request_", "expected"), OF_VERSION_1.values(), ids=OF_VERSION_1)
+@pytest.mark.parametrize(
+    ("request_", "expected"), OF_VERSION_1.values(), ids=OF_VERSION_1
+)
 def test_a_fingerprint_stays_the_same_until_its_version_changes(request_, expected):
     """Records outlive a deployment: otherwise every retry across it would be a mismatch."""
     assert fingerprints.VERSION == b"1"
@@ -392,23 +519,38 @@ def of_form(fields, **chosen):
 
 
 def test_a_nested_field_is_excluded():
-    assert of_json(card("1"), exclude={"card.cvv"}) == of_json(card("2"), exclude={"card.cvv"})
-    assert of_json(card("1"), exclude={"card.cvv"}) != of_json(card("1", number="4243"), exclude={"card.cvv"})
+    assert of_json(card("1"), exclude={"card.cvv"}) == of_json(
+        card("2"), exclude={"card.cvv"}
+    )
+    assert of_json(card("1"), exclude={"card.cvv"}) != of_json(
+        card("1", number="4243"), exclude={"card.cvv"}
+    )
     assert of_json(card("1"), exclude={"cvv"}) != of_json(card("2"), exclude={"cvv"})
-    assert of_json(card("1"), exclude={"card.cv"}) != of_json(card("2"), exclude={"card.cv"})
-    assert of_json({"a": {"b": {"c": 1}}}, exclude={"a.b.c"}) == of_json({"a": {"b": {"c": 2}}}, exclude={"a.b.c"})
+    assert of_json(card("1"), exclude={"card.cv"}) != of_json(
+        card("2"), exclude={"card.cv"}
+    )
+    assert of_json({"a": {"b": {"c": 1}}}, exclude={"a.b.c"}) == of_json(
+        {"a": {"b": {"c": 2}}}, exclude={"a.b.c"}
+    )
 
 
 @pytest.mark.parametrize("exclude", [frozenset(), {"a.b"}])
-@pytest.mark.parametrize(("depth", "same"), [(fingerprints.MAX_DEPTH - 1, True), (fingerprints.MAX_DEPTH, False)])
+@pytest.mark.parametrize(
+    ("depth", "same"),
+    [(fingerprints.MAX_DEPTH - 1, True), (fingerprints.MAX_DEPTH, False)],
+)
 def test_json_nested_beyond_the_limit_counts_by_its_bytes(depth, same, exclude):
-    compact, spaced = (b'{"a":%s%s1%s}' % (space, b"[" * depth, b"]" * depth) for space in (b"", b" "))
+    compact, spaced = (
+        b'{"a":%s%s1%s}' % (space, b"[" * depth, b"]" * depth) for space in (b"", b" ")
+    )
     assert (of(compact, exclude=exclude) == of(spaced, exclude=exclude)) is same
 
 
 def test_brackets_in_strings_are_not_depth():
     strings = ["[" * 200, "}" * 200, ":[", "]{"]
-    assert of(json.dumps(strings, indent=1).encode()) == of(json.dumps(strings).encode())
+    assert of(json.dumps(strings, indent=1).encode()) == of(
+        json.dumps(strings).encode()
+    )
 
 
 # What one level begins and ends with. Brackets in strings seem to close and to open it.
@@ -424,7 +566,11 @@ LEVELS = {
 @pytest.mark.parametrize("exclude", [frozenset(), {"a.b"}])
 @pytest.mark.parametrize("depth", [90, 300, 900])
 def test_a_fingerprint_does_not_depend_on_the_stack(depth, exclude, encoding, level):
-    body = (b'{"a": %s1%s}' % (level[0] * depth, level[1] * depth)).decode().encode(encoding)
+    body = (
+        (b'{"a": %s1%s}' % (level[0] * depth, level[1] * depth))
+        .decode()
+        .encode(encoding)
+    )
 
     def called_from(frames):
         return called_from(frames - 1) if frames else of(body, exclude=exclude)
@@ -441,26 +587,36 @@ def test_a_nested_field_is_selected():
     assert of_json(card("1"), **whole) != of_json(card("1", name="Ann"), **whole)
 
 
-@pytest.mark.parametrize("chosen", [{"exclude": {"items.note"}}, {"only": {"items.note"}}])
+@pytest.mark.parametrize(
+    "chosen", [{"exclude": {"items.note"}}, {"only": {"items.note"}}]
+)
 def test_an_array_counts_whole(chosen):
     one, other = ({"items": [{"sku": sku, "note": 1}]} for sku in "ab")
     assert of_json(one, **chosen) != of_json(other, **chosen)
 
 
 def test_a_name_with_a_dot_is_excluded():
-    assert of_json({"card.cvv": 1}, exclude={"card.cvv"}) == of_json({"card.cvv": 2}, exclude={"card.cvv"})
+    assert of_json({"card.cvv": 1}, exclude={"card.cvv"}) == of_json(
+        {"card.cvv": 2}, exclude={"card.cvv"}
+    )
 
 
 @pytest.mark.parametrize("send", [of_form, of_multipart])
 @pytest.mark.parametrize("name", ["card.cvv", "card[cvv]"])
 @pytest.mark.parametrize("exclude", ["card.cvv", "card"])
 def test_a_nested_field_of_a_form_is_excluded(send, name, exclude):
-    assert send({"a": 1, name: 1}, exclude={exclude}) == send({"a": 1, name: 2}, exclude={exclude})
-    assert send({"a": 1, name: 1}, exclude={exclude}) != send({"a": 2, name: 1}, exclude={exclude})
+    assert send({"a": 1, name: 1}, exclude={exclude}) == send(
+        {"a": 1, name: 2}, exclude={exclude}
+    )
+    assert send({"a": 1, name: 1}, exclude={exclude}) != send(
+        {"a": 2, name: 1}, exclude={exclude}
+    )
     assert send({name: 1}, exclude={name}) == send({name: 2}, exclude={name})
     assert send({name: 1}, only={exclude}) != send({name: 2}, only={exclude})
     assert send({name: 1}, only={"a"}) == send({name: 2}, only={"a"})
-    assert send({name: 1}, exclude={"cvv", "car"}) != send({name: 2}, exclude={"cvv", "car"})
+    assert send({name: 1}, exclude={"cvv", "car"}) != send(
+        {name: 2}, exclude={"cvv", "car"}
+    )
 
 
 @given(VALUES, st.frozensets(NAMES, max_size=3))

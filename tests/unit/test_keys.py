@@ -10,7 +10,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from django_idempotency.values.exceptions import MalformedKey
-from django_idempotency.values.keys import MAX_LENGTH, child_key, id_range, parse_key, record_id
+from django_idempotency.values.keys import (
+    MAX_LENGTH,
+    child_key,
+    id_range,
+    parse_key,
+    record_id,
+)
 from tests.support.properties import given
 
 VISIBLE = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
@@ -48,7 +54,19 @@ def test_a_string_is_read_as_the_draft_writes_it(header, key, strict):
     assert parse_key(header, strict=strict) == key
 
 
-@pytest.mark.parametrize("bare", ["8e03978e-40d5", "123", "12:30", ":YWJj:", "?1", "@1659578233", "order/7", "x" * 255])
+@pytest.mark.parametrize(
+    "bare",
+    [
+        "8e03978e-40d5",
+        "123",
+        "12:30",
+        ":YWJj:",
+        "?1",
+        "@1659578233",
+        "order/7",
+        "x" * 255,
+    ],
+)
 def test_a_bare_key_equals_the_quoted_one_unless_strict(bare):
     assert parse_key(bare) == parse_key(f'"{bare}"') == bare
     with pytest.raises(MalformedKey, match="quoted string"):
@@ -136,8 +154,12 @@ def test_a_child_key_is_itself_a_key():
 def test_identifiers_stay_the_same_from_one_release_to_the_next():
     """Records outlive a deployment, and so does what was sent downstream under a child key."""
     ids = [record_id(f"user:{n}", f"key {n}é") for n in range(50)]
-    assert sha256(b"".join(id.bytes for id in ids)).hexdigest()[:16] == "68ec2623d64596b2"
-    assert [bound.hex for bound in id_range("key")] == [f"2c70e12b7a0646f9{end}" for end in ("0" * 16, f"7{'f' * 15}")]
+    assert (
+        sha256(b"".join(id.bytes for id in ids)).hexdigest()[:16] == "68ec2623d64596b2"
+    )
+    assert [bound.hex for bound in id_range("key")] == [
+        f"2c70e12b7a0646f9{end}" for end in ("0" * 16, f"7{'f' * 15}")
+    ]
     assert child_key(ids[1], "charge") == "bad0523e-94d3-ce19-4f1c-832fc28ac33d"
 
 

@@ -29,16 +29,54 @@ LAYERS = [
     {"engine"},
     {"http", "messages", "maintenance"},
     {"forms", "middleware", "rest_framework", "webhooks"},
-    {"instrumentation", "admin", "checks", "management", "tasks", "templatetags", "apps", "migrations"},
+    {
+        "instrumentation",
+        "admin",
+        "checks",
+        "management",
+        "tasks",
+        "templatetags",
+        "apps",
+        "migrations",
+    },
     {WINGS},
 ]
 # Neighbours of a layer that never import each other.
-APART = [{"http", "messages", "maintenance"}, {"admin", "checks", "management", "instrumentation"}]
+APART = [
+    {"http", "messages", "maintenance"},
+    {"admin", "checks", "management", "instrumentation"},
+]
 ENTRY_POINTS = LAYERS[6] | {"http", "messages"}
 EXTRAS = [
-    *("rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"),
-    *("prometheus_client", "opentelemetry", "amqp", "nats", "confluent_kafka", "boto3", "botocore", "drf_spectacular"),
-    *("standardwebhooks", "pytest", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
+    *(
+        "rest_framework",
+        "celery",
+        "kombu",
+        "redis",
+        "environ",
+        "psycopg_pool",
+        "cryptography",
+    ),
+    *(
+        "prometheus_client",
+        "opentelemetry",
+        "amqp",
+        "nats",
+        "confluent_kafka",
+        "boto3",
+        "botocore",
+        "drf_spectacular",
+    ),
+    *(
+        "standardwebhooks",
+        "pytest",
+        "requests",
+        "httpx",
+        "httpcore2",
+        "mcp",
+        "anyio",
+        "ninja",
+    ),
 ]
 NEEDS_AN_EXTRA = {
     *("rest_framework", "http.rest_framework", "tasks", "messages.celery"),
@@ -47,7 +85,12 @@ NEEDS_AN_EXTRA = {
     *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp"),
     *("contrib.openapi.extension", "contrib.openapi.ninja"),
     *("contrib.kafka", "contrib.nats", "contrib.rabbitmq", "contrib.sqs"),
-    *("contrib.redis", "contrib.redis.client", "contrib.redis.scripts", "contrib.redis.store"),
+    *(
+        "contrib.redis",
+        "contrib.redis.client",
+        "contrib.redis.scripts",
+        "contrib.redis.store",
+    ),
     *(
         "contrib.outbox.publishers.webhooks",
         "contrib.partitions.tasks",
@@ -57,7 +100,9 @@ NEEDS_AN_EXTRA = {
 NEEDS_A_LATER_DJANGO = {"contrib.django_tasks"}
 
 MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    .removesuffix("__init__")
+    .rstrip("."): path
     for path in sorted(ROOT.rglob("*.py"))
 }
 
@@ -87,14 +132,24 @@ def imported(module: str) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names.update(f"{_source(module, node)}.{alias.name}" for alias in node.names)
-    own = {name.removeprefix(f"{PACKAGE}.") for name in names if name.startswith(f"{PACKAGE}.")}
+            names.update(
+                f"{_source(module, node)}.{alias.name}" for alias in node.names
+            )
+    own = {
+        name.removeprefix(f"{PACKAGE}.")
+        for name in names
+        if name.startswith(f"{PACKAGE}.")
+    }
     return {_existing(name) for name in own} - {module}
 
 
 def _source(module: str, node: ast.ImportFrom) -> str:
-    parent = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
-    return resolve_name("." * node.level + (node.module or ""), f"{PACKAGE}.{parent}".rstrip("."))
+    parent = (
+        module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    )
+    return resolve_name(
+        "." * node.level + (node.module or ""), f"{PACKAGE}.{parent}".rstrip(".")
+    )
 
 
 def _existing(name: str) -> str:
@@ -109,7 +164,9 @@ def top(module: str) -> str:
 
 
 def layer(module: str) -> int | None:
-    return next((height for height, names in enumerate(LAYERS) if top(module) in names), None)
+    return next(
+        (height for height, names in enumerate(LAYERS) if top(module) in names), None
+    )
 
 
 def wing(module: str) -> str | None:
@@ -118,7 +175,9 @@ def wing(module: str) -> str | None:
     return others[0] if first == WINGS and others else None
 
 
-def imports(importing: Callable[[str], bool], imported_by: Callable[[str, str], bool]) -> list[str]:
+def imports(
+    importing: Callable[[str], bool], imported_by: Callable[[str, str], bool]
+) -> list[str]:
     return [
         f"{module} imports {other}"
         for module in MODULES
@@ -129,14 +188,20 @@ def imports(importing: Callable[[str], bool], imported_by: Callable[[str, str], 
 
 
 def test_a_module_imports_only_from_its_own_layer_and_those_below():
-    placed = {module: height for module in MODULES if (height := layer(module)) is not None}
+    placed = {
+        module: height for module in MODULES if (height := layer(module)) is not None
+    }
     assert set(MODULES) - set(placed) == {""}, "a module without a layer: give it one"
-    assert not imports(placed.__contains__, lambda module, other: placed.get(other, 0) > placed[module])
+    assert not imports(
+        placed.__contains__, lambda module, other: placed.get(other, 0) > placed[module]
+    )
 
 
 def test_modules_do_not_import_each_other():
     """Not by way of others either. The package itself imports lazily."""
-    TopologicalSorter({module: imported(module) - {""} for module in MODULES if module}).prepare()
+    TopologicalSorter(
+        {module: imported(module) - {""} for module in MODULES if module}
+    ).prepare()
 
 
 @pytest.mark.parametrize("neighbours", APART, ids=lambda names: "-".join(sorted(names)))
@@ -148,16 +213,29 @@ def test_neighbours_of_a_layer_do_not_import_each_other(neighbours):
 
 
 def test_the_core_imports_no_wing():
-    assert not imports(lambda module: wing(module) is None, lambda _module, other: wing(other) is not None)
+    assert not imports(
+        lambda module: wing(module) is None,
+        lambda _module, other: wing(other) is not None,
+    )
 
 
 def test_a_wing_imports_no_other_wing():
-    assert not imports(wing, lambda module, other: wing(other) not in (None, wing(module)))
+    assert not imports(
+        wing, lambda module, other: wing(other) not in (None, wing(module))
+    )
 
 
 def test_a_wing_imports_only_the_names_on_the_page_about_extending():
-    rows = re.findall(r"^\| `([\w.]+)` \| (`.+`) \|$", EXTENDING.read_text().partition("## Names")[2], re.MULTILINE)
-    listed = {f"{module} {name}" for module, names in rows for name in re.findall(r"`(\w+)`", names)}
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| (`.+`) \|$",
+        EXTENDING.read_text().partition("## Names")[2],
+        re.MULTILINE,
+    )
+    listed = {
+        f"{module} {name}"
+        for module, names in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
     used = {
         f"{node.module.removeprefix(f'{PACKAGE}.')} {alias.name}"
         for module in filter(wing, MODULES)
@@ -171,12 +249,18 @@ def test_a_wing_imports_only_the_names_on_the_page_about_extending():
 
 def test_a_wing_uses_only_the_templates_on_that_page():
     wings = "".join(path.read_text() for path in (ROOT / WINGS).rglob("*.html"))
-    used = re.findall(r'{% (?:extends|include) "admin/django_idempotency/idempotencyrecord/(\w+\.html)"', wings)
+    used = re.findall(
+        r'{% (?:extends|include) "admin/django_idempotency/idempotencyrecord/(\w+\.html)"',
+        wings,
+    )
     assert set(used) == set(re.findall(r"`(\w+\.html)`", EXTENDING.read_text()))
 
 
 def test_entry_points_do_not_import_stores():
-    assert not imports(lambda module: top(module) in ENTRY_POINTS, lambda _module, other: top(other) == "stores")
+    assert not imports(
+        lambda module: top(module) in ENTRY_POINTS,
+        lambda _module, other: top(other) == "stores",
+    )
 
 
 def test_the_package_offers_its_public_names():
@@ -207,7 +291,8 @@ def test_only_conf_reads_the_settings():
         module
         for module in MODULES
         for node in ast.walk(tree(module))
-        if isinstance(node, ast.ImportFrom | ast.Import) and "django.conf" in ast.unparse(node)
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        and "django.conf" in ast.unparse(node)
         if "settings" in ast.unparse(node) or isinstance(node, ast.Import)
     }
     assert readers == {"conf"}
@@ -223,7 +308,13 @@ HTTP = {
         "values.policy",
     ),
     *("admin", "webhooks", "instrumentation.prometheus"),
-    *("contrib.audit.admin", "contrib.openapi", "contrib.outbox.admin", "contrib.testing", "contrib.dashboard"),
+    *(
+        "contrib.audit.admin",
+        "contrib.openapi",
+        "contrib.outbox.admin",
+        "contrib.testing",
+        "contrib.dashboard",
+    ),
 }
 DDL = {
     "contrib.partitions",
@@ -267,22 +358,41 @@ DEFINITION = re.compile(
 def packages(module: str) -> set[str]:
     """What ``module`` imports that is not ours, in full."""
     nodes = running(module)
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    names = {
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    return names | {
+        node.module or ""
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and not node.level
+    }
 
 
 def texts(module: str) -> list[str]:
-    return [n.value for n in running(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [
+        n.value
+        for n in running(module)
+        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    ]
 
 
 def outside(modules: set[str], allowed: set[str]) -> set[str]:
     return {
-        module for module in modules if not any(module == name or module.startswith(f"{name}.") for name in allowed)
+        module
+        for module in modules
+        if not any(module == name or module.startswith(f"{name}.") for name in allowed)
     }
 
 
 def test_requests_and_responses_are_for_entry_points_and_the_admin():
-    users = {module for module in MODULES if any(name.startswith("django.http") for name in packages(module))}
+    users = {
+        module
+        for module in MODULES
+        if any(name.startswith("django.http") for name in packages(module))
+    }
     assert users
     assert not outside(users, HTTP)
 
@@ -307,7 +417,11 @@ def test_threads_are_started_in_few_places():
 
 @pytest.mark.parametrize("client", sorted(CLIENTS))
 def test_a_client_is_imported_by_its_adapters_alone(client):
-    users = {module for module in MODULES if client in {name.partition(".")[0] for name in packages(module)}}
+    users = {
+        module
+        for module in MODULES
+        if client in {name.partition(".")[0] for name in packages(module)}
+    }
     assert not outside(users, CLIENTS[client])
 
 
@@ -329,7 +443,11 @@ django.setup()
 def test_imports_without_the_extras():
     """Every module that is no adapter to an extra imports while the extras can't be."""
     others = NEEDS_AN_EXTRA | NEEDS_A_LATER_DJANGO
-    plain = sorted(m for m in MODULES if m not in others and not {"migrations", "management"} & set(m.split(".")))
+    plain = sorted(
+        m
+        for m in MODULES
+        if m not in others and not {"migrations", "management"} & set(m.split("."))
+    )
     run_without_extras(f"""
 for name in {plain!r}:
     importlib.import_module(f"{PACKAGE}.{{name}}".rstrip("."))
@@ -340,7 +458,16 @@ django.core.management.call_command("check")
 def test_the_architecture_page_lists_every_layer_and_note():
     page = (ROOT.parent / "docs" / "architecture.md").read_text()
     layers, _heading, rest = page.partition("## Layers")[2].partition("## Notes")
-    listed = [set(re.findall(r"`(\w+)`", row)) for row in re.findall(r"^\| (`.*?) \|", layers, re.MULTILINE)]
+    listed = [
+        set(re.findall(r"`(\w+)`", row))
+        for row in re.findall(r"^\| (`.*?) \|", layers, re.MULTILINE)
+    ]
     assert listed == LAYERS[::-1]
-    notes = {title for path in MODULES.values() for title in re.findall(r"# Note \[(.+)\]", path.read_text())}
-    assert notes == set(re.findall(r"^\| (.+) \| `", rest.partition("\n## ")[0], re.MULTILINE))
+    notes = {
+        title
+        for path in MODULES.values()
+        for title in re.findall(r"# Note \[(.+)\]", path.read_text())
+    }
+    assert notes == set(
+        re.findall(r"^\| (.+) \| `", rest.partition("\n## ")[0], re.MULTILINE)
+    )

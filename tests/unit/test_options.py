@@ -12,7 +12,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django_idempotency.conf import Conf
 from django_idempotency.contrib.dashboard.conf import Options as OfDashboard
 from django_idempotency.contrib.outbox.conf import Options as OfOutbox
-from django_idempotency.values.policy import Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy
+from django_idempotency.values.policy import (
+    Atomic,
+    Body,
+    Fingerprint,
+    Keys,
+    Lease,
+    Limits,
+    Policy,
+)
 from django_idempotency.values.rules import (
     LONGEST,
     conform,
@@ -32,7 +40,9 @@ GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
 
 @pytest.mark.parametrize("options", [Policy, Conf, OfDashboard, OfOutbox, *GROUPS])
 def test_every_option_has_a_rule(options):
-    assert [field.name for field in fields(options) if "rule" not in field.metadata] in ([], ["policy"])
+    assert [
+        field.name for field in fields(options) if "rule" not in field.metadata
+    ] in ([], ["policy"])
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,10 @@ class Options:
         ({"size": "1MB"}, "size is '1MB'; it must be a number of at least 1."),
         ({"words": "a"}, "words is 'a'; it must be a list of words."),
         ({"words": ["a", "1"]}, "words is ['a', '1']; it must be a list of words."),
-        ({"password": "hunter2"}, "password: it must be a number from 0 to 9, or None."),
+        (
+            {"password": "hunter2"},
+            "password: it must be a number from 0 to 9, or None.",
+        ),
     ],
 )
 def test_a_wrong_value_is_an_error_that_says_what_it_must_be(wrong, sentence):
@@ -77,7 +90,13 @@ def test_a_wrong_name_is_an_error_with_the_nearest_right_one_in_any_case():
 
 
 @pytest.mark.parametrize(
-    ("stated", "kept"), [(1, 1), (1.5, 1.5), (timedelta(minutes=2), 120.0), (timedelta(milliseconds=1500), 1.5)]
+    ("stated", "kept"),
+    [
+        (1, 1),
+        (1.5, 1.5),
+        (timedelta(minutes=2), 120.0),
+        (timedelta(milliseconds=1500), 1.5),
+    ],
 )
 def test_a_duration_is_a_number_of_seconds_or_a_timedelta(stated, kept):
     assert conform("pause", stated, seconds(1)) == kept
@@ -85,10 +104,24 @@ def test_a_duration_is_a_number_of_seconds_or_a_timedelta(stated, kept):
 
 
 @pytest.mark.parametrize(
-    "wrong", [0, "60", True, None, math.nan, math.inf, timedelta(), timedelta(days=-1), timedelta(seconds=LONGEST + 1)]
+    "wrong",
+    [
+        0,
+        "60",
+        True,
+        None,
+        math.nan,
+        math.inf,
+        timedelta(),
+        timedelta(days=-1),
+        timedelta(seconds=LONGEST + 1),
+    ],
 )
 def test_a_value_that_is_not_a_duration_is_refused(wrong):
-    with pytest.raises(ImproperlyConfigured, match=r"it must be a number of seconds from 1 to .*, or a timedelta"):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"it must be a number of seconds from 1 to .*, or a timedelta",
+    ):
         conform("pause", wrong, seconds(1))
 
 
@@ -113,17 +146,51 @@ def test_a_timedelta_goes_wherever_a_duration_goes(kept):
 @pytest.mark.parametrize(
     ("group", "wrong", "sentence"),
     [
-        (Atomic, {"claim": "locks"}, "Atomic.claim is 'locks'; it must be one of record, lock."),
-        (Lease, {"seconds": 0}, "Lease.seconds is 0; it must be a number of seconds from 1 to"),
-        (Keys, {"pattern": "("}, "Keys.pattern is '('; it must be a regular expression, or None."),
-        (Keys, {"min_length": 256}, "Keys.min_length is 256; it must be a number from 1 to 255."),
-        (Fingerprint, {"only": "amount"}, "Fingerprint.only is 'amount'; it must be a list, tuple or set of names"),
-        (Body, {"encrypt": "required"}, "Body.encrypt is 'required'; it must be True, False or \"require\"."),
-        (Body, {"redact": "cut"}, "Body.redact is 'cut'; it must be a callable, or in the settings its dotted path"),
-        (Limits, {"new_keys": 0}, "Limits.new_keys is 0; it must be a number from 1 to 1000000000, or None."),
+        (
+            Atomic,
+            {"claim": "locks"},
+            "Atomic.claim is 'locks'; it must be one of record, lock.",
+        ),
+        (
+            Lease,
+            {"seconds": 0},
+            "Lease.seconds is 0; it must be a number of seconds from 1 to",
+        ),
+        (
+            Keys,
+            {"pattern": "("},
+            "Keys.pattern is '('; it must be a regular expression, or None.",
+        ),
+        (
+            Keys,
+            {"min_length": 256},
+            "Keys.min_length is 256; it must be a number from 1 to 255.",
+        ),
+        (
+            Fingerprint,
+            {"only": "amount"},
+            "Fingerprint.only is 'amount'; it must be a list, tuple or set of names",
+        ),
+        (
+            Body,
+            {"encrypt": "required"},
+            "Body.encrypt is 'required'; it must be True, False or \"require\".",
+        ),
+        (
+            Body,
+            {"redact": "cut"},
+            "Body.redact is 'cut'; it must be a callable, or in the settings its dotted path",
+        ),
+        (
+            Limits,
+            {"new_keys": 0},
+            "Limits.new_keys is 0; it must be a number from 1 to 1000000000, or None.",
+        ),
     ],
 )
-def test_a_wrong_value_in_a_group_names_itself_and_what_it_must_be(group, wrong, sentence):
+def test_a_wrong_value_in_a_group_names_itself_and_what_it_must_be(
+    group, wrong, sentence
+):
     with pytest.raises(ImproperlyConfigured) as refused:
         group(**wrong)
     assert str(refused.value).startswith(sentence)
@@ -131,12 +198,17 @@ def test_a_wrong_value_in_a_group_names_itself_and_what_it_must_be(group, wrong,
 
 @pytest.mark.parametrize("group", [Policy, *GROUPS])
 def test_a_wrong_name_in_a_group_is_an_error_that_names_the_group(group):
-    with pytest.raises(TypeError, match=rf"{group.__name__}: Unknown name 'nothing_like_it': "):
+    with pytest.raises(
+        TypeError, match=rf"{group.__name__}: Unknown name 'nothing_like_it': "
+    ):
         group(nothing_like_it=1)
 
 
 def test_options_without_effect_in_a_group_are_refused():
-    with pytest.raises(ImproperlyConfigured, match=r"Limits\(\) limits nothing; set new_keys, bytes or both\."):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"Limits\(\) limits nothing; set new_keys, bytes or both\.",
+    ):
         Limits()
     assert Fingerprint() == Fingerprint(only=None)
 

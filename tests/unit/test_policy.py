@@ -67,7 +67,11 @@ def test_each_documented_choice_of_an_option_is_accepted(name, choices):
 
 def test_the_bounds_of_an_option_are_accepted():
     policy = Policy(
-        mode=Lease(seconds=1), retention=LONGEST, wait=0.001, body=Body(limit=0), release_statuses=[100, 599]
+        mode=Lease(seconds=1),
+        retention=LONGEST,
+        wait=0.001,
+        body=Body(limit=0),
+        release_statuses=[100, 599],
     )
     assert (policy.mode.seconds, policy.retention, policy.wait) == (1, LONGEST, 0.001)
     assert Atomic(takeover_grace=0).takeover_grace == 0
@@ -83,39 +87,61 @@ def test_the_bounds_of_an_option_are_accepted():
     ],
 )
 def test_a_mode_has_the_defaults_of_its_word(policy, atomic, by_lock, holds):
-    assert (policy.is_atomic, policy.claims_by_lock, policy.holds_on_crash) == (atomic, by_lock, holds)
+    assert (policy.is_atomic, policy.claims_by_lock, policy.holds_on_crash) == (
+        atomic,
+        by_lock,
+        holds,
+    )
     assert not policy.by_record.claims_by_lock
     assert policy.by_record.mode.on_release == policy.mode.on_release
 
 
 @pytest.mark.parametrize("name", sorted(rules(Policy)))
 def test_every_option_can_be_stated_as_its_default(name):
-    assert getattr(Policy(**{name: getattr(Policy(), name)}), name) == getattr(Policy(), name)
+    assert getattr(Policy(**{name: getattr(Policy(), name)}), name) == getattr(
+        Policy(), name
+    )
 
 
 def test_precedence_of_view_project_and_defaults():
     project = Policy(retention=30, required=True, methods=["POST"])
     view = Policy(retention=5, required=False).over(project)
-    assert (view.retention, view.required, view.methods, view.wait) == (5, False, {"POST"}, None)
+    assert (view.retention, view.required, view.methods, view.wait) == (
+        5,
+        False,
+        {"POST"},
+        None,
+    )
 
 
 def test_a_group_leaves_what_it_does_not_set_to_the_project():
-    view = Policy(body=Body(limit=5)).over(Policy(body=Body(encrypt=True, limit=9), keys=Keys(strict=True)))
+    view = Policy(body=Body(limit=5)).over(
+        Policy(body=Body(encrypt=True, limit=9), keys=Keys(strict=True))
+    )
     assert (view.body, view.keys) == (Body(limit=5, encrypt=True), Keys(strict=True))
 
 
 def test_a_derived_policy_states_no_more_than_was_stated():
-    derived = Policy(wait=5, mode="atomic").derive(required=True, retention=Policy().retention)
-    in_force = derived.over(Policy(wait=30, mode="lease", retention=100, fail_open=True, required=False))
+    derived = Policy(wait=5, mode="atomic").derive(
+        required=True, retention=Policy().retention
+    )
+    in_force = derived.over(
+        Policy(wait=30, mode="lease", retention=100, fail_open=True, required=False)
+    )
     assert (in_force.wait, in_force.is_atomic, in_force.required) == (5, True, True)
     assert in_force.retention == Policy().retention, "stated, though it is the default"
     assert in_force.fail_open, "not stated, so it is the settings'"
 
 
 def test_nothing_wrong_can_be_derived():
-    with pytest.raises(ImproperlyConfigured, match="retention is 0; it must be a number of seconds from 1 to"):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match="retention is 0; it must be a number of seconds from 1 to",
+    ):
         Policy().derive(retention=0)
-    with pytest.raises(TypeError, match=r"Unknown name 'retenion': did you mean 'retention'\?"):
+    with pytest.raises(
+        TypeError, match=r"Unknown name 'retenion': did you mean 'retention'\?"
+    ):
         Policy().derive(retenion=5)
 
 
@@ -136,9 +162,15 @@ def test_an_audit_copy_is_kept_at_least_as_long_as_the_key():
     [
         ({"attempts": 1, "base": 5, "timeout": 30}, 30),
         ({"attempts": 3, "base": 1}, 1 + 2),
-        ({"attempts": 5, "base": 1, "factor": 3, "cap": 10, "timeout": 2}, 5 * 2 + 1 + 3 + 9 + 10),
+        (
+            {"attempts": 5, "base": 1, "factor": 3, "cap": 10, "timeout": 2},
+            5 * 2 + 1 + 3 + 9 + 10,
+        ),
         ({"attempts": 4, "base": 60, "factor": 1}, 180),
-        ({"attempts": 10_000, "base": 1, "cap": 60}, 1 + 2 + 4 + 8 + 16 + 32 + 60 * 9993),  # no overflow on the way
+        (
+            {"attempts": 10_000, "base": 1, "cap": 60},
+            1 + 2 + 4 + 8 + 16 + 32 + 60 * 9993,
+        ),  # no overflow on the way
     ],
 )
 def test_the_window_outlasts_a_clients_retries(schedule, seconds):
@@ -147,7 +179,10 @@ def test_the_window_outlasts_a_clients_retries(schedule, seconds):
     assert Policy(retention=retention_for(**schedule))
 
 
-@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"timeout": -1}, {"cap": -1}, {"margin": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"attempts": 0}, {"base": -1}, {"timeout": -1}, {"cap": -1}, {"margin": -1}],
+)
 def test_a_schedule_that_can_not_be_is_refused(wrong):
     with pytest.raises(ValueError, match="at least 1, and no time may be negative"):
         retention_for(**{"attempts": 3, "base": 1} | wrong)

@@ -50,7 +50,13 @@ def markers(nodes: list[ast.expr]) -> set[str]:
 
 def of_module(path: str) -> set[str]:
     assigned = [node for node in tree(path).body if isinstance(node, ast.Assign)]
-    return markers([node.value for node in assigned if getattr(node.targets[0], "id", "") == "pytestmark"])
+    return markers(
+        [
+            node.value
+            for node in assigned
+            if getattr(node.targets[0], "id", "") == "pytestmark"
+        ]
+    )
 
 
 def of_test(path: str, name: str) -> set[str]:
@@ -90,7 +96,9 @@ BY_LOCK = re.compile(r"\bby_lock\b|BY_LOCK|in_each_mode|of_both_kinds|claim=\"lo
 
 
 def test_every_law_has_its_tests_for_both_kinds_of_claim():
-    assert [law.split()[0] for law, *_cells in LAWS] == [f"L{number}" for number in range(1, 14)]
+    assert [law.split()[0] for law, *_cells in LAWS] == [
+        f"L{number}" for number in range(1, 14)
+    ]
     for _law, record, lock in LAWS:
         assert "::" in record
         assert "::" in lock

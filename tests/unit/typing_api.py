@@ -24,7 +24,11 @@ def bare(request: HttpRequest, pk: int) -> HttpResponse:
     raise TerminalFailure(HttpResponse(status=409))
 
 
-@idempotent(required=True, mode=Lease(on_crash="hold"), scope=lambda request: request.headers.get("X-Tenant"))
+@idempotent(
+    required=True,
+    mode=Lease(on_crash="hold"),
+    scope=lambda request: request.headers.get("X-Tenant"),
+)
 def with_options(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -55,7 +59,9 @@ class Order(View):
 
 
 class Charge(IdempotentMixin, APIView):
-    idempotency_policy = Policy(required=True, methods={"POST"}, fingerprint=lambda request: request.body)
+    idempotency_policy = Policy(
+        required=True, methods={"POST"}, fingerprint=lambda request: request.body
+    )
 
 
 def seen(context: Context) -> None:

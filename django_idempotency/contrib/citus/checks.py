@@ -9,7 +9,9 @@ from django_idempotency.stores import configured
 
 def lacks_store(database: Database) -> bool:
     backends = {configured(policy.store).backend for policy in database.policies}
-    return not all(issubclass(backend, CitusStore) for backend in backends) and is_distributed(database.using)
+    return not all(
+        issubclass(backend, CitusStore) for backend in backends
+    ) and is_distributed(database.using)
 
 
 CHECKS = (

@@ -52,7 +52,9 @@ class CitusStore(PostgreSQLStore):
     @classmethod
     def configure(cls, **options: Any) -> DatabaseOptions:
         if not apps.is_installed(APP):  # maintenance has to know of the shards, too
-            raise ImproperlyConfigured(f"{cls.__name__} needs {APP!r} in INSTALLED_APPS.")
+            raise ImproperlyConfigured(
+                f"{cls.__name__} needs {APP!r} in INSTALLED_APPS."
+            )
         return super().configure(**options)
 
     @classmethod
@@ -95,7 +97,10 @@ class CitusStore(PostgreSQLStore):
     def _in_transaction(self, locked: Sequence[Claimed]) -> list[Claimed]:
         """Return the claims with the number of this transaction, instead of that on the server of their records."""
         (number,) = self._ask(OWN_TRANSACTION, ())
-        return [claim.with_receipt(receipt_of(claim)._replace(transaction=number)) for claim in locked]
+        return [
+            claim.with_receipt(receipt_of(claim)._replace(transaction=number))
+            for claim in locked
+        ]
 
     # The numbers of transactions are compared in the WHERE of a statement or by one of its own, and COMMIT is not sent
     # along: the guard in ``PostgreSQLStore``'s writes would be evaluated on the server of the record.
@@ -121,7 +126,9 @@ def is_distributed(using: str) -> bool:
     can't be reached.
     """
     if using not in _distributed:
-        _distributed[using] = connections[using].vendor == "postgresql" and not _locks_any(using)
+        _distributed[using] = connections[
+            using
+        ].vendor == "postgresql" and not _locks_any(using)
     return _distributed[using]
 
 

@@ -44,7 +44,9 @@ class Call:
     without a key is only retried if its method is safe.
     """
 
-    def __init__(self, retries: Retries, method: str, headers: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, retries: Retries, method: str, headers: MutableMapping[str, str]
+    ) -> None:
         self.retries = retries
         if method.upper() in KEYED:
             headers.setdefault(retries.header, f'"{uuid.uuid4()}"')
@@ -59,10 +61,17 @@ class Call:
 
     def after_response(self, status: int, headers: Mapping[str, str]) -> float | None:
         """Return the seconds to wait before the next attempt; ``None`` if the caller gets this response."""
-        return self._next_wait(retry_after(headers)) if should_retry(status, headers) else None
+        return (
+            self._next_wait(retry_after(headers))
+            if should_retry(status, headers)
+            else None
+        )
 
     def _next_wait(self, asked: float) -> float | None:
-        own = min(self.retries.first_wait * 2 ** min(self.attempts - 1, MOST_DOUBLINGS), self.retries.longest_wait)
+        own = min(
+            self.retries.first_wait * 2 ** min(self.attempts - 1, MOST_DOUBLINGS),
+            self.retries.longest_wait,
+        )
         wait = max(random.uniform(own / 2, own), asked)
         late = time.monotonic() - self.began + wait > self.retries.total
         if late or not self.repeatable or self.attempts >= self.retries.attempts:

@@ -13,7 +13,12 @@ import httpx
 
 from django_idempotency.contrib.client import Call, Retries
 
-NO_RESPONSE = (httpx.NetworkError, httpx.TimeoutException, httpx.ProxyError, httpx.RemoteProtocolError)
+NO_RESPONSE = (
+    httpx.NetworkError,
+    httpx.TimeoutException,
+    httpx.ProxyError,
+    httpx.RemoteProtocolError,
+)
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -24,7 +29,11 @@ class IdempotentTransport(httpx.BaseTransport):
     key is read into memory too. Raises the last error of ``transport``.
     """
 
-    def __init__(self, transport: httpx.BaseTransport | None = None, retries: Retries | None = None) -> None:
+    def __init__(
+        self,
+        transport: httpx.BaseTransport | None = None,
+        retries: Retries | None = None,
+    ) -> None:
         self.transport = transport or httpx.HTTPTransport()
         self.retries = retries or Retries()
 
@@ -39,7 +48,9 @@ class IdempotentTransport(httpx.BaseTransport):
                 if (wait := call.after_failure()) is None:
                     raise
             else:
-                if (wait := call.after_response(response.status_code, response.headers)) is None:
+                if (
+                    wait := call.after_response(response.status_code, response.headers)
+                ) is None:
                     return response
                 response.close()
             time.sleep(wait)
@@ -60,7 +71,11 @@ class IdempotentTransport(httpx.BaseTransport):
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     """``IdempotentTransport`` for ``httpx.AsyncClient``. It uses ``httpx.AsyncHTTPTransport()`` by default."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None = None, retries: Retries | None = None) -> None:
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport | None = None,
+        retries: Retries | None = None,
+    ) -> None:
         self.transport = transport or httpx.AsyncHTTPTransport()
         self.retries = retries or Retries()
 
@@ -77,7 +92,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
                 if (wait := call.after_failure()) is None:
                     raise
             else:
-                if (wait := call.after_response(response.status_code, response.headers)) is None:
+                if (
+                    wait := call.after_response(response.status_code, response.headers)
+                ) is None:
                     return response
                 await response.aclose()
             await anyio.sleep(wait)
@@ -87,7 +104,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         if not call.keyed or response.is_stream_consumed:
             return response
         try:
-            return _whole(response, b"".join([chunk async for chunk in response.aiter_raw()]))
+            return _whole(
+                response, b"".join([chunk async for chunk in response.aiter_raw()])
+            )
         finally:
             await response.aclose()
 
@@ -98,4 +117,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
     """Return the response with its complete body. A response that was cut off counts as no response."""
     stream = httpx.ByteStream(body)
-    return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
+    return httpx.Response(
+        response.status_code,
+        headers=response.headers,
+        stream=stream,
+        extensions=response.extensions,
+    )

@@ -34,7 +34,9 @@ class IdempotentAdapter(HTTPAdapter):
         self.retries = retries or Retries()
         super().__init__(**options)
 
-    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+    def send(
+        self, request: requests.PreparedRequest, *args: Any, **options: Any
+    ) -> requests.Response:
         headers: Any = request.headers
         call = Call(self.retries, request.method or "", headers)
         if call.repeatable:
@@ -48,7 +50,9 @@ class IdempotentAdapter(HTTPAdapter):
                 if (wait := call.after_failure()) is None:
                     raise
             else:
-                if (wait := call.after_response(response.status_code, response.headers)) is None:
+                if (
+                    wait := call.after_response(response.status_code, response.headers)
+                ) is None:
                     return response
                 response.close()
             time.sleep(wait)
@@ -58,6 +62,12 @@ def _read_body(request: Any) -> None:
     body = request.body
     if hasattr(body, "read"):
         request.body = body.read()
-    elif body is not None and not isinstance(body, bytes | bytearray | memoryview | str):
-        request.body = b"".join(part.encode() if isinstance(part, str) else part for part in body)
-    request._body_position = None  # the position in a file, which a redirect would rewind
+    elif body is not None and not isinstance(
+        body, bytes | bytearray | memoryview | str
+    ):
+        request.body = b"".join(
+            part.encode() if isinstance(part, str) else part for part in body
+        )
+    request._body_position = (
+        None  # the position in a file, which a redirect would rewind
+    )

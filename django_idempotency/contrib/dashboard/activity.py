@@ -17,7 +17,9 @@ from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Rejection
 
-Activity = dict[str, float]  # how often something happened in a span of time, by the name of the figure
+Activity = dict[
+    str, float
+]  # how often something happened in a span of time, by the name of the figure
 
 
 def _rejected(reason: Rejection) -> str:
@@ -27,7 +29,10 @@ def _rejected(reason: Rejection) -> str:
 # The title of each figure, and the events that it counts.
 FIGURES: Mapping[str, tuple[str | Promise, tuple[str, ...]]] = {
     "replays": (_("replays"), ("response_replayed",)),
-    "conflicts": (_("conflicts"), (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT))),
+    "conflicts": (
+        _("conflicts"),
+        (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT)),
+    ),
     "mismatches": (_("mismatches"), (_rejected(Rejection.KEY_REUSED),)),
     "takeovers": (_("takeovers"), ("key_taken_over",)),
     "on_hold": (_("refused while on hold"), (_rejected(Rejection.ON_HOLD),)),
@@ -50,10 +55,21 @@ def figures_of(counts: Mapping[str, int]) -> Activity:
     replay. ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are. The
     others are how often the events in ``FIGURES``, and each event of a wing, happened.
     """
-    figures = {name: sum(counts.get(event, 0) for event in events) for name, (_title, events) in FIGURES.items()}
+    figures = {
+        name: sum(counts.get(event, 0) for event in events)
+        for name, (_title, events) in FIGURES.items()
+    }
     ran = max(0, counts.get("key_claimed", 0) + figures["takeovers"] - figures["lost"])
-    requests = ran + figures["replays"] + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
-    of_wings = {event.name: counts.get(event.name, 0) for family in families for event in family.events}
+    requests = (
+        ran
+        + figures["replays"]
+        + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
+    )
+    of_wings = {
+        event.name: counts.get(event.name, 0)
+        for family in families
+        for event in family.events
+    }
     share = figures["replays"] / requests if requests else 0.0
     return {"requests": requests, "deduplicated": share, **figures, **of_wings}
 
@@ -63,13 +79,17 @@ def activity(seconds: float, *, using: str | None = None) -> Activity:
 
     ``using``: as for ``stats``.
     """
-    return figures_of(dict(_counters(seconds, using).values_list("event").annotate(Sum("count"))))
+    return figures_of(
+        dict(_counters(seconds, using).values_list("event").annotate(Sum("count")))
+    )
 
 
 def views(seconds: float, *, using: str | None = None) -> dict[str, Activity]:
     """Return what happened in the last ``seconds`` at each view, by its name. ``using``: as for ``stats``."""
     counts: dict[str, dict[str, int]] = {}
-    for view, event, count in _counters(seconds, using).values_list("view", "event").annotate(Sum("count")):
+    for view, event, count in (
+        _counters(seconds, using).values_list("view", "event").annotate(Sum("count"))
+    ):
         if event not in observations.EVENTS:
             counts.setdefault(view, {})[event] = count
     return {view: figures_of(events) for view, events in counts.items()}
@@ -119,4 +139,8 @@ def observed(seconds: float, *, using: str | None = None) -> Observed:
 
 
 def _counters(seconds: float, using: str | None) -> QuerySet[IdempotencyCounter]:
-    return IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds)).order_by()
+    return (
+        IdempotencyCounter.objects.using(record_database(using))
+        .filter(since__gt=ahead(-seconds))
+        .order_by()
+    )

@@ -23,5 +23,9 @@ class DashboardConfig(AppConfig):
         cleaner.register(counters.prune)
         cleaner.register(observations.prune)
         formatting.register(recently)
-        register(Page("dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")))
+        register(
+            Page(
+                "dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")
+            )
+        )
         events.listen(counters.count_event)

@@ -25,14 +25,19 @@ def why_unreadable(_settings: Conf) -> Exception | None:
 def observes_nothing(settings: Conf) -> bool:
     installed = map(import_string, middleware())
     return settings.observes and not any(
-        isinstance(one, type) and issubclass(one, ObservingMiddleware) for one in installed
+        isinstance(one, type) and issubclass(one, ObservingMiddleware)
+        for one in installed
     )
 
 
 def counts_nowhere(_settings: Conf) -> bool:
     """Whether only tenants have the table of the counters, which are written in no tenant's schema."""
     shared = shared_apps()
-    apart = any(tenant_databases()) and shared is not None and not any(APP in app for app in shared)
+    apart = (
+        any(tenant_databases())
+        and shared is not None
+        and not any(APP in app for app in shared)
+    )
     return apart and options().stats_retention is not None
 
 
@@ -43,7 +48,12 @@ CHECKS = (
         "OBSERVE is on, but ObservingMiddleware is not installed: nothing is protected, and nothing is counted.",
         'Add "django_idempotency.contrib.dashboard.middleware.ObservingMiddleware" to MIDDLEWARE.',
     ),
-    Check("E002", each("settings", why_unreadable), "{found}", "Correct DASHBOARD in the IDEMPOTENCY setting."),
+    Check(
+        "E002",
+        each("settings", why_unreadable),
+        "{found}",
+        "Correct DASHBOARD in the IDEMPOTENCY setting.",
+    ),
     Check(
         "W002",
         each("settings", counts_nowhere),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django_idempotency.conf import OBSERVE, options_of_wing
-from django_idempotency.values.rules import Kept, Seconds, option, or_none, seconds, validate
+from django_idempotency.values.rules import (
+    Kept,
+    Seconds,
+    option,
+    or_none,
+    seconds,
+    validate,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +25,9 @@ class Options:
     """
 
     observe: Kept[Seconds | None, float | None] = option(None, OBSERVE)
-    stats_retention: Kept[Seconds | None, float | None] = option(8 * 24 * 60 * 60, or_none(seconds(1)))
+    stats_retention: Kept[Seconds | None, float | None] = option(
+        8 * 24 * 60 * 60, or_none(seconds(1))
+    )
 
     def __post_init__(self) -> None:
         validate(self)

@@ -60,7 +60,9 @@ class Counters:
         self._flushes: dict[str, Callable[[], None]] = {}
         self._views: set[str] = set()
 
-    def count(self, event: str, view: str, operation: Operation | None = None, count: int = 1) -> None:
+    def count(
+        self, event: str, view: str, operation: Operation | None = None, count: int = 1
+    ) -> None:
         """Count ``count`` events in the database of the record of ``operation``. Written after about ten seconds."""
         if options().stats_retention is None:
             return
@@ -100,26 +102,38 @@ def _add(counts: Counter[tuple[str, str]], using: str) -> None:
     connection = connections[using]
     row = f"({_SINCE[connection.vendor]}, %s, %s, %s)"
     # All processes use the same order, so they may wait for each other but never deadlock.
-    values = [value for (view, event), count in sorted(counts.items()) for value in (view, event, count)]
+    values = [
+        value
+        for (view, event), count in sorted(counts.items())
+        for value in (view, event, count)
+    ]
     rows = ", ".join([row] * len(counts))
     statement = f"INSERT INTO {TABLE} (since, view, event, count) VALUES {rows} {_ADD[connection.vendor]}"
     with connection.cursor() as cursor:
         cursor.execute(statement, values)
 
 
-def count_event(event: events.Event, family: events.Family | None, *, sender: object, **named: Any) -> None:
+def count_event(
+    event: events.Event, family: events.Family | None, *, sender: object, **named: Any
+) -> None:
     if family is None:
         counters.count(event.counted_as, named["operation"].view, named["operation"])
         return
     # Under a view such as ``(outbox webhooks)``: in the wing's database if it has records, else in the first.
     known = databases()
-    operation = Operation("", "", b"", database=named["using"] if named["using"] in known else known[0])
-    counters.count(event.counted_as, f"({family.name} {sender})", operation, named["count"])
+    operation = Operation(
+        "", "", b"", database=named["using"] if named["using"] in known else known[0]
+    )
+    counters.count(
+        event.counted_as, f"({family.name} {sender})", operation, named["count"]
+    )
 
 
 def prune(*, using: str | None = None) -> int:
     """Delete some of the oldest counters past ``STATS_RETENTION``; return how many were deleted."""
-    return models.prune(IdempotencyCounter, "since", options().stats_retention or 0, using)
+    return models.prune(
+        IdempotencyCounter, "since", options().stats_retention or 0, using
+    )
 
 
 counters = Counters()

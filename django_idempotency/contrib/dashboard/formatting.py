@@ -14,7 +14,15 @@ from django.utils.translation import gettext_lazy
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard.activity import FIGURES, Activity, Observed
-from django_idempotency.maintenance.formatting import Figure, Section, amount, lines, mark, share, width_of
+from django_idempotency.maintenance.formatting import (
+    Figure,
+    Section,
+    amount,
+    lines,
+    mark,
+    share,
+    width_of,
+)
 from django_idempotency.maintenance.stats import DAY, HOUR, WEEK
 from django_idempotency.reporting.events import Family, families
 
@@ -34,11 +42,15 @@ def happened(activity: Activity) -> list[Figure]:
 
 def happened_in(family: Family, activity: Activity) -> list[Figure]:
     """Return what happened to the events of a wing. Those that are logged as errors are alarming."""
-    grave = {event.name for event in family.events if (event.level or 0) >= logging.ERROR}
+    grave = {
+        event.name for event in family.events if (event.level or 0) >= logging.ERROR
+    }
     return _figures(family.titles, grave, activity)
 
 
-def _figures(titles: Mapping[str, str | Promise], grave: Collection[str], activity: Activity) -> list[Figure]:
+def _figures(
+    titles: Mapping[str, str | Promise], grave: Collection[str], activity: Activity
+) -> list[Figure]:
     return [
         Figure(
             str(title),
@@ -49,13 +61,19 @@ def _figures(titles: Mapping[str, str | Promise], grave: Collection[str], activi
     ]
 
 
-def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[Figure]:
+def busiest(
+    views: Mapping[str, Activity], name: str, *, most: int = 10
+) -> list[Figure]:
     """Return the views with the most ``name``, such as ``"replays"``, and of how many requests that is."""
-    found = sorted(((view, of) for view, of in views.items() if of[name]), key=lambda each: (-each[1][name], each[0]))
+    found = sorted(
+        ((view, of) for view, of in views.items() if of[name]),
+        key=lambda each: (-each[1][name], each[0]),
+    )
     return [
         Figure(
             _("at %(view)s") % {"view": view},
-            _("%(count)s of %(requests)s") % {"count": amount(of[name]), "requests": amount(of["requests"])},
+            _("%(count)s of %(requests)s")
+            % {"count": amount(of[name]), "requests": amount(of["requests"])},
         )
         for view, of in found[:most]
     ]
@@ -63,7 +81,10 @@ def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list
 
 def observed(observed: Observed) -> list[Figure]:
     """Return what was observed in a week and would have been prevented; the views that matter most."""
-    views = [Figure(_("at %(view)s") % {"view": view}, amount(count)) for view, count in observed.views.items()]
+    views = [
+        Figure(_("at %(view)s") % {"view": view}, amount(count))
+        for view, count in observed.views.items()
+    ]
     return [
         Figure(_("would have been prevented"), amount(observed.preventable)),
         Figure(_("of which with a key"), amount(observed.duplicates_keyed)),
@@ -86,8 +107,13 @@ def recently(using: str) -> Section:
     facts: dict[str, Any] = {"last_hour": hour, "last_day": day, "views": views}
     shown = [*_beside("WHAT HAPPENED", happened(hour), happened(day))]
     for family in families:
-        shown += _beside(family.name.upper(), happened_in(family, hour), happened_in(family, day))
-    for name, title in {"replays": "MOST REPLAYS, LAST DAY", "conflicts": "MOST CONFLICTS, LAST DAY"}.items():
+        shown += _beside(
+            family.name.upper(), happened_in(family, hour), happened_in(family, day)
+        )
+    for name, title in {
+        "replays": "MOST REPLAYS, LAST DAY",
+        "conflicts": "MOST CONFLICTS, LAST DAY",
+    }.items():
         if ranking := busiest(views, name):
             shown += lines(title, ranking)
     if conf().observes:

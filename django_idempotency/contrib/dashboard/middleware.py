@@ -17,9 +17,17 @@ from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.observations import REFUSED, UNPROTECTED, observations
+from django_idempotency.contrib.dashboard.observations import (
+    REFUSED,
+    UNPROTECTED,
+    observations,
+)
 from django_idempotency.http.placement import entry_point_policy, handler_of
-from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
+from django_idempotency.http.requests import (
+    has_moderate_body,
+    observed_operation,
+    scope_and_key,
+)
 from django_idempotency.middleware import policy_by_path
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.exceptions import IdempotencyError
@@ -59,16 +67,26 @@ class ObservingMiddleware:
             await sync_to_async(_report)(request, response)
         return response
 
-    def process_view(self, request: HttpRequest, view: View, args: Any, kwargs: Any) -> None:
+    def process_view(
+        self, request: HttpRequest, view: View, args: Any, kwargs: Any
+    ) -> None:
         """Note the view, and keep the body if that has a known, moderate size and is no upload."""
-        policy = policy_by_path(view, request.method or "", request.path) if conf().observes else None
+        policy = (
+            policy_by_path(view, request.method or "", request.path)
+            if conf().observes
+            else None
+        )
         if policy is None or request.method not in resolve(policy).methods:
             return
         setattr(request, WATCHED, (view, resolve(policy)))
         try:
-            if request.content_type != "multipart/form-data" and has_moderate_body(request):
+            if request.content_type != "multipart/form-data" and has_moderate_body(
+                request
+            ):
                 _ = request.body
-        except UnreadablePostError as error:  # the view has to get it, too: Django would show it an empty form
+        except (
+            UnreadablePostError
+        ) as error:  # the view has to get it, too: Django would show it an empty form
             vars(request).update(_stream=_Unreadable(error), _read_started=False)
         except Exception as error:
             _report_failure(error)
@@ -95,7 +113,9 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         key, operation = _key(request, policy), None
         if response.status_code < 400 and _can_be_read(request):
             operation = observed_operation(request, policy, key, sender, entry_point)
-        observations.receive(sender, operation, keyed=bool(key), fate=_fate(request, policy, entry_point))
+        observations.receive(
+            sender, operation, keyed=bool(key), fate=_fate(request, policy, entry_point)
+        )
     except Exception as error:  # from a scope, a fingerprint or a router; the request already has its response
         _report_failure(error)
 
@@ -105,7 +125,11 @@ def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> str 
     if not (policy.required or conf().meta_name in request.META):
         return None
     try:
-        return UNPROTECTED if scope_and_key(request, request, policy, entry_point) is None else None
+        return (
+            UNPROTECTED
+            if scope_and_key(request, request, policy, entry_point) is None
+            else None
+        )
     except IdempotencyError:
         return REFUSED
 
@@ -129,4 +153,9 @@ def _can_be_read(request: HttpRequest) -> bool:
 
 def _report_failure(error: Exception) -> None:
     if is_due("observing"):
-        log(logging.ERROR, "observing", "a request could not be observed: %s", cause(error))
+        log(
+            logging.ERROR,
+            "observing",
+            "a request could not be observed: %s",
+            cause(error),
+        )

@@ -43,7 +43,9 @@ class IdempotencyObservation(models.Model):
     class Meta:
         db_table = "django_idempotency_observation"
         default_permissions = ()
-        indexes = [models.Index(fields=["seen_at"], name="idempotency_observation_seen")]
+        indexes = [
+            models.Index(fields=["seen_at"], name="idempotency_observation_seen")
+        ]
 
     def __str__(self) -> str:
         return str(self.digest)
@@ -54,6 +56,12 @@ def prune(model: Any, column: str, older_than: float, using: str | None) -> int:
     using = record_database(using)
     past = model.objects.using(using).filter(**{f"{column}__lt": ahead(-older_than)})
     with transaction.atomic(using=using):
-        some = list(past.order_by(column).values_list(column, flat=True)[:PRUNED_AT_ONCE])
-        deleted: int = past.filter(**{f"{column}__lte": some[-1]})._raw_delete(using) if some else 0
+        some = list(
+            past.order_by(column).values_list(column, flat=True)[:PRUNED_AT_ONCE]
+        )
+        deleted: int = (
+            past.filter(**{f"{column}__lte": some[-1]})._raw_delete(using)
+            if some
+            else 0
+        )
         return deleted

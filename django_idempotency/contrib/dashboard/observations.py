@@ -32,7 +32,10 @@ FLUSH_EVERY = 10.0
 MOST = 10_000  # digests that a process keeps before they are written
 AT_ONCE = 300  # rows in a statement
 
-KEYED, UNKEYED = "observed_keyed", "observed_unkeyed"  # requests with a key, and without
+KEYED, UNKEYED = (
+    "observed_keyed",
+    "observed_unkeyed",
+)  # requests with a key, and without
 DUPLICATE_KEYED, DUPLICATE_UNKEYED = "duplicate_keyed", "duplicate_unkeyed"
 REFUSED, UNPROTECTED = "observed_refused", "observed_unprotected"
 EVENTS = {KEYED, UNKEYED, DUPLICATE_KEYED, DUPLICATE_UNKEYED, REFUSED, UNPROTECTED}
@@ -81,7 +84,14 @@ class Observations:
         self._lock = threading.Lock()
         self._seen: dict[UUID, _Seen] = {}
 
-    def receive(self, sender: object, operation: Operation | None, *, keyed: bool, fate: str | None) -> None:
+    def receive(
+        self,
+        sender: object,
+        operation: Operation | None,
+        *,
+        keyed: bool,
+        fate: str | None,
+    ) -> None:
         """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds.
 
         ``operation``: ``None`` if the request can't be compared with others.
@@ -92,12 +102,18 @@ class Observations:
         counters.count(KEYED if keyed else UNKEYED, here.view, here)
         if fate is not None:
             counters.count(fate, here.view, here)
-        if operation is not None and self._keep(operation, here, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED):
+        if operation is not None and self._keep(
+            operation, here, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED
+        ):
             background.later(self.flush, FLUSH_EVERY, store_for(conf().policy, here))
 
     def _keep(self, operation: Operation, here: Operation, event: str) -> bool:
         """Keep a digest; return whether it is now the only one."""
-        parts = (operation.scope.encode(), operation.key.encode(), operation.fingerprint)
+        parts = (
+            operation.scope.encode(),
+            operation.key.encode(),
+            operation.fingerprint,
+        )
         id = UUID(int=int.from_bytes(digest(parts)[:16], "big") & ~CLEARED)
         with self._lock:
             seen = self._seen.get(id)
@@ -116,17 +132,24 @@ class Observations:
             return
         for id, found in _compare(sorted(seen.items()), window, using):
             counters.count(seen[id].event, seen[id].here.view, seen[id].here, found)
-        counters.flush(using)  # at once, because at the end of a process there is no later flush
+        counters.flush(
+            using
+        )  # at once, because at the end of a process there is no later flush
 
 
-def _compare(seen: list[tuple[UUID, _Seen]], window: float, using: str) -> Iterator[tuple[UUID, int]]:
+def _compare(
+    seen: list[tuple[UUID, _Seen]], window: float, using: str
+) -> Iterator[tuple[UUID, int]]:
     """Yield the digests of duplicates, and how many there were. All processes use one order to avoid deadlocks."""
     connection = connections[using]
     to_database = IdempotencyObservation._meta.get_field("digest").get_db_prep_value
     row = f"(%s, {_AGO[connection.vendor]}, %s)"
     for first in range(0, len(seen), AT_ONCE):
         some, now = seen[first : first + AT_ONCE], time.monotonic()
-        values = [(to_database(id, connection), round(now - each.last, 3), each.count - 1) for id, each in some]
+        values = [
+            (to_database(id, connection), round(now - each.last, 3), each.count - 1)
+            for id, each in some
+        ]
         rows_of_values = ", ".join([row] * len(some))
         statement = f"INSERT INTO {TABLE} (digest, seen_at, found) VALUES {rows_of_values} {_MERGE[connection.vendor]}"
         parameters = [*(value for each in values for value in each), window]
@@ -134,7 +157,9 @@ def _compare(seen: list[tuple[UUID, _Seen]], window: float, using: str) -> Itera
         yield from ((UUID(str(id)), found) for id, found in rows if found)
 
 
-def _merge(statement: str, parameters: list[Any], digests: list[Any], using: str) -> list[tuple[Any, int]]:
+def _merge(
+    statement: str, parameters: list[Any], digests: list[Any], using: str
+) -> list[tuple[Any, int]]:
     connection = connections[using]
     if connection.features.can_return_rows_from_bulk_insert:
         with connection.cursor() as cursor:
@@ -150,7 +175,9 @@ def _merge(statement: str, parameters: list[Any], digests: list[Any], using: str
 
 def prune(*, using: str) -> int:
     """Delete some of the oldest digests past ``OBSERVE``, or of all if it is off; return how many were deleted."""
-    return models.prune(IdempotencyObservation, "seen_at", options().observe or 0, using)
+    return models.prune(
+        IdempotencyObservation, "seen_at", options().observe or 0, using
+    )
 
 
 observations = Observations()

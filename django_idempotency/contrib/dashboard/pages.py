@@ -41,7 +41,9 @@ RANGES: Mapping[str, tuple[int, str | Promise, str | Promise]] = {
 STANDARD = "24h"
 
 
-Shown = tuple[str, str | Promise, Callable[[Asking], list[Figure]]]  # the title of a panel, when, and its figures
+Shown = tuple[
+    str, str | Promise, Callable[[Asking], list[Figure]]
+]  # the title of a panel, when, and its figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ def dashboard(model_admin: Any, request: HttpRequest) -> TemplateResponse:
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     request.current_app = model_admin.admin_site.name
-    chosen = next((name for name in RANGES if name == request.GET.get("range")), STANDARD)
+    chosen = next(
+        (name for name in RANGES if name == request.GET.get("range")), STANDARD
+    )
     seconds, _title, within = RANGES[chosen]
     using, database = database_of(request), query_of(request)
     context = {
@@ -80,19 +84,39 @@ def dashboard(model_admin: Any, request: HttpRequest) -> TemplateResponse:
 
 def panels(seconds: int, within: str | Promise, using: str) -> list[Panel]:
     views = panel(lambda ask: ask(activity_of.views, seconds), using)
-    observed: Shown = _("Observed"), within, lambda ask: of_counters.observed(ask(activity_of.observed, seconds))
+    observed: Shown = (
+        _("Observed"),
+        within,
+        lambda ask: of_counters.observed(ask(activity_of.observed, seconds)),
+    )
     shown: list[Shown] = [
         *([observed] if conf().observes else []),
-        (_("What happened"), within, lambda ask: of_counters.happened(ask(activity_of.activity, seconds))),
-        (_("Pending"), _("now"), lambda ask: formatting.figures(ask(stats.pending, most=MOST), MOST)),
-        (_("Cleaning up"), _("now"), lambda ask: formatting.figures(ask(stats.due, most=MOST), MOST)),
+        (
+            _("What happened"),
+            within,
+            lambda ask: of_counters.happened(ask(activity_of.activity, seconds)),
+        ),
+        (
+            _("Pending"),
+            _("now"),
+            lambda ask: formatting.figures(ask(stats.pending, most=MOST), MOST),
+        ),
+        (
+            _("Cleaning up"),
+            _("now"),
+            lambda ask: formatting.figures(ask(stats.due, most=MOST), MOST),
+        ),
         (_("Size"), _("now"), lambda ask: formatting.figures(ask(stats.size))),
     ]
     rankings = {"replays": _("Most replays"), "conflicts": _("Most conflicts")}
     return [
         *(Panel(title, when, panel(figures, using)) for title, when, figures in shown),
         *(
-            Panel(title, within, None if views is None else of_counters.busiest(views, name))
+            Panel(
+                title,
+                within,
+                None if views is None else of_counters.busiest(views, name),
+            )
             for name, title in rankings.items()
         ),
     ]

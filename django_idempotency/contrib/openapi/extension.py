@@ -35,21 +35,31 @@ def describe_operations() -> None:
         return
 
     @wraps(create_view)
-    def create_described_view(self: Any, callback: Any, method: str, request: Any = None) -> Any:
+    def create_described_view(
+        self: Any, callback: Any, method: str, request: Any = None
+    ) -> Any:
         view = create_view(self, callback, method, request)  # type: ignore[no-untyped-call]
         if has_entry_point(callback, method) or is_covering():
-            view.idempotency_schema = _described(view.schema, partial(policy_by_path, callback, method))
-            view.schema = proxy(view.idempotency_schema)  # REST framework would keep the schema itself alive forever
+            view.idempotency_schema = _described(
+                view.schema, partial(policy_by_path, callback, method)
+            )
+            view.schema = proxy(
+                view.idempotency_schema
+            )  # REST framework would keep the schema itself alive forever
         return view
 
     create_described_view.idempotency_described = True  # type: ignore[attr-defined]
     SchemaGenerator.create_view = create_described_view  # type: ignore[method-assign]
 
 
-def _described(stated: Any, policy_at: Callable[[str], Policy | None]) -> IdempotentSchema:
+def _described(
+    stated: Any, policy_at: Callable[[str], Policy | None]
+) -> IdempotentSchema:
     """Return a copy of the schema ``stated``, which may be a weak proxy, that also describes keys."""
     base = stated.__class__ if issubclass(stated.__class__, AutoSchema) else AutoSchema
-    schema: IdempotentSchema = object.__new__(type(base.__name__, (IdempotentSchema, base), {}))
+    schema: IdempotentSchema = object.__new__(
+        type(base.__name__, (IdempotentSchema, base), {})
+    )
     vars(schema).update(stated.__dict__, policy_at=policy_at)
     return schema
 
@@ -81,7 +91,10 @@ class IdempotentSchema(AutoSchema):
         return [key, *parameters]
 
     def get_description(self) -> str:  # type: ignore[override]
-        texts = [super().get_description() or "", published.retry_rules(self.policy) if self.policy else ""]
+        texts = [
+            super().get_description() or "",
+            published.retry_rules(self.policy) if self.policy else "",
+        ]
         return "\n\n".join(filter(None, texts))
 
     def _get_response_bodies(self, direction: Any = "response") -> Any:

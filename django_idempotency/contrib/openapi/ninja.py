@@ -42,16 +42,33 @@ def _policy(operation: Any) -> Policy | None:
 
     ``None`` if it takes no keys.
     """
-    own = (getattr(part, "idempotency_policy", None) for part in (operation.run, operation.view_func))
+    own = (
+        getattr(part, "idempotency_policy", None)
+        for part in (operation.run, operation.view_func)
+    )
     route, view = _routed_operations(get_resolver()).get(operation, ("", None))
-    by_path = (policy_by_path(view, method, route) for method in operation.methods if view is not None)
+    by_path = (
+        policy_by_path(view, method, route)
+        for method in operation.methods
+        if view is not None
+    )
     policy = next(map(resolve, filter(None, (*own, *by_path))), None)
-    return None if policy is None or set(policy.methods).isdisjoint(operation.methods) else policy
+    return (
+        None
+        if policy is None or set(policy.methods).isdisjoint(operation.methods)
+        else policy
+    )
 
 
 @lru_cache(maxsize=1)
-def _routed_operations(_resolver: URLResolver) -> dict[Any, tuple[str, Callable[..., Any]]]:
-    return {operation: (route, view) for route, view in routes() for operation in ninja.operations(view)}
+def _routed_operations(
+    _resolver: URLResolver,
+) -> dict[Any, tuple[str, Callable[..., Any]]]:
+    return {
+        operation: (route, view)
+        for route, view in routes()
+        for operation in ninja.operations(view)
+    }
 
 
 def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
@@ -63,6 +80,12 @@ def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
         "description": published.key_description(policy),
     }
     result["parameters"] = [*result.get("parameters", ()), key]
-    result["description"] = "\n\n".join(filter(None, [result.get("description"), published.retry_rules(policy)]))
-    responses = result["responses"] = {str(status): dict(response) for status, response in result["responses"].items()}
-    published.describe(responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"})
+    result["description"] = "\n\n".join(
+        filter(None, [result.get("description"), published.retry_rules(policy)])
+    )
+    responses = result["responses"] = {
+        str(status): dict(response) for status, response in result["responses"].items()
+    }
+    published.describe(
+        responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"}
+    )

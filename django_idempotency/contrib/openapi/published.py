@@ -17,13 +17,27 @@ PROBLEM: dict[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "code": {"type": "string", "description": "Stable; identifies the kind of problem."},
-        "retryable": {"type": "boolean", "description": "The same request with the same key may succeed later."},
-        "safe_new_key": {"type": "boolean", "description": "Nothing was ever done under this key."},
+        "code": {
+            "type": "string",
+            "description": "Stable; identifies the kind of problem.",
+        },
+        "retryable": {
+            "type": "boolean",
+            "description": "The same request with the same key may succeed later.",
+        },
+        "safe_new_key": {
+            "type": "boolean",
+            "description": "Nothing was ever done under this key.",
+        },
     },
     "required": ["type", "title", "status", "code", "retryable", "safe_new_key"],
 }
-RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait before the next try."}}
+RETRY_AFTER = {
+    "Retry-After": {
+        "schema": {"type": "integer"},
+        "description": "Seconds to wait before the next try.",
+    }
+}
 REPLAYED = {
     "Idempotent-Replayed": {
         "schema": {"type": "string", "enum": ["true"]},
@@ -34,7 +48,11 @@ QUOTES = 2  # characters
 WITH_RETRY_AFTER = ("409", "429", "503")
 CODES = {
     "400": (
-        *("idempotency_key_missing", "idempotency_key_malformed", "idempotency_key_anonymous"),
+        *(
+            "idempotency_key_missing",
+            "idempotency_key_malformed",
+            "idempotency_key_anonymous",
+        ),
         "request_incomplete",
     ),
     "403": ("replay_forbidden",),
@@ -73,15 +91,25 @@ def own_responses(policy: Policy) -> dict[str, str]:
         "422": "The key was first used with another request.",
     }
     if policy.may_replay is not None:
-        responses["403"] = "The operation was executed, and the caller may not see its response."
+        responses["403"] = (
+            "The operation was executed, and the caller may not see its response."
+        )
     if policy.admit is not None:
-        responses["429"] = "The key is new, and no new keys are admitted now. Retry with the same key."
+        responses["429"] = (
+            "The key is new, and no new keys are admitted now. Retry with the same key."
+        )
     if not policy.fail_open:
-        responses["503"] = "The idempotency store can't be reached. Retry with the same key."
-    return {status: f"{text} {_codes(status, policy)}" for status, text in responses.items()}
+        responses["503"] = (
+            "The idempotency store can't be reached. Retry with the same key."
+        )
+    return {
+        status: f"{text} {_codes(status, policy)}" for status, text in responses.items()
+    }
 
 
-def describe(responses: dict[str, Any], policy: Policy, problem: dict[str, Any]) -> None:
+def describe(
+    responses: dict[str, Any], policy: Policy, problem: dict[str, Any]
+) -> None:
     """Add replays and the package's own responses to the ``responses`` of an operation in an OpenAPI document.
 
     ``problem``: the schema of a problem document, or a reference to it. What the project says of a status stays.
@@ -93,7 +121,9 @@ def describe(responses: dict[str, Any], policy: Policy, problem: dict[str, Any])
         if status == "400":  # which a view sends for reasons of its own, too
             content["application/json"] = {"schema": {}}
         headers = {"headers": RETRY_AFTER} if status in WITH_RETRY_AFTER else {}
-        responses.setdefault(status, {"description": description, "content": content, **headers})
+        responses.setdefault(
+            status, {"description": description, "content": content, **headers}
+        )
 
 
 def _codes(status: str, policy: Policy) -> str:
@@ -117,7 +147,11 @@ def retry_rules(policy: Policy) -> str:
 def status_rules(policy: Policy) -> str:
     """Return what happens to the key after each status of the operation."""
     again = set(policy.retry_statuses) - set(policy.release_statuses)
-    freed = f"After {_ranges(policy.release_statuses)} the key is free again. " if policy.release_statuses else ""
+    freed = (
+        f"After {_ranges(policy.release_statuses)} the key is free again. "
+        if policy.release_statuses
+        else ""
+    )
     retried = f"After {_ranges(again)} a retry is run again. " if again else ""
     return f"{freed}{retried}Every other response is stored, and replayed to retries."
 
@@ -130,13 +164,18 @@ def _ranges(statuses: Collection[int]) -> str:
             runs[-1].append(status)
         else:
             runs.append([status])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+        for run in runs
+    )
 
 
 def compared(policy: Policy) -> str:
     """Return which parts of a request have to be the same in a retry."""
     headers = ", ".join(sorted(policy.compared_headers))
-    return _content_compared(policy) + (f", and the headers {headers}" if headers else "")
+    return _content_compared(policy) + (
+        f", and the headers {headers}" if headers else ""
+    )
 
 
 def _content_compared(policy: Policy) -> str:
@@ -145,7 +184,9 @@ def _content_compared(policy: Policy) -> str:
     if compared.only is not None:
         return f"Of the body, {', '.join(sorted(compared.only))} are compared"
     if compared.exclude:
-        return f"All of the body except {', '.join(sorted(compared.exclude))} is compared"
+        return (
+            f"All of the body except {', '.join(sorted(compared.exclude))} is compared"
+        )
     return "Method, path, query and body are compared"
 
 

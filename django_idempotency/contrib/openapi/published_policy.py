@@ -38,7 +38,9 @@ class PublishedPolicyView(TemplateView):
             if re.search(self.paths, path)
         ]
         others = terms(conf().policy) if is_covering() and conf().protects else None
-        return super().get_context_data(header=conf().header, operations=shown, others=others, **kwargs)
+        return super().get_context_data(
+            header=conf().header, operations=shown, others=others, **kwargs
+        )
 
 
 def terms(policy: Policy) -> dict[str, Any]:
@@ -58,12 +60,16 @@ def operations() -> Iterator[tuple[str, list[str], Policy]]:
     """Yield the path, the methods and the policy in force of every operation with an entry point of its own."""
     for route, callback in routes():
         path = _readable(route)
-        if path.endswith(("{format}", "{format}/")):  # REST framework's second route to the same operation
+        if path.endswith(
+            ("{format}", "{format}/")
+        ):  # REST framework's second route to the same operation
             continue
         by_policy: dict[Policy, list[str]] = {}
         for method, policy in _methods(callback) if conf().protects else ():
             by_policy.setdefault(policy, []).append(method)
-        yield from ((path, sorted(methods), policy) for policy, methods in by_policy.items())
+        yield from (
+            (path, sorted(methods), policy) for policy, methods in by_policy.items()
+        )
 
 
 def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
@@ -83,10 +89,18 @@ def _handled(callback: Any) -> Collection[str]:
         stated = entry_point_policy(callback, None)
         return resolve(stated).methods if stated else []
     actions = getattr(callback, "actions", None)
-    return [name.upper() for name in actions or cls.http_method_names if actions or hasattr(cls, name)]
+    return [
+        name.upper()
+        for name in actions or cls.http_method_names
+        if actions or hasattr(cls, name)
+    ]
 
 
 def _readable(route: str) -> str:
     """Return the path of a route in readable form, such as ``/orders/{pk}/``."""
-    plain = patterns.replace_unnamed_groups(patterns.replace_named_groups(patterns.remove_non_capturing_groups(route)))
-    return re.sub(r"<(?:[^<>:]+:)?([^<>]+)>", r"{\1}", patterns.replace_metacharacters(plain)).replace("\\", "")
+    plain = patterns.replace_unnamed_groups(
+        patterns.replace_named_groups(patterns.remove_non_capturing_groups(route))
+    )
+    return re.sub(
+        r"<(?:[^<>:]+:)?([^<>]+)>", r"{\1}", patterns.replace_metacharacters(plain)
+    ).replace("\\", "")

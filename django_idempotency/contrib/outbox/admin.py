@@ -39,8 +39,16 @@ def dead_letter_alarms(using: str) -> list[Alarm]:
     """Return the alarm that there are dead letters, if the outbox is in the database ``using``."""
     if using != database():
         return []
-    count = OutboxEvent.objects.using(using).filter(TRIED, status=Status.DEAD)[:MOST].count()
-    return [Alarm(_("%(count)s dead letters") % {"count": amount(count, MOST)})] if count else []
+    count = (
+        OutboxEvent.objects.using(using)
+        .filter(TRIED, status=Status.DEAD)[:MOST]
+        .count()
+    )
+    return (
+        [Alarm(_("%(count)s dead letters") % {"count": amount(count, MOST)})]
+        if count
+        else []
+    )
 
 
 register(dead_letter_alarms)
@@ -55,7 +63,9 @@ class Requeue(Decision):
 class Discard(Decision):
     act = Act.DISCARD
     title = button = _("Discard dead letters for good")
-    asks = _("These events are deleted and never sent; the later ones of their keys go on.")
+    asks = _(
+        "These events are deleted and never sent; the later ones of their keys go on."
+    )
 
 
 def _deciding(decision: type[Decision]) -> Any:
@@ -63,40 +73,82 @@ def _deciding(decision: type[Decision]) -> Any:
     act = decision.act
 
     @admin.action(description=decision.title, permissions=[str(act)])
-    def action(model_admin: Any, request: HttpRequest, queryset: QuerySet[OutboxEvent]) -> HttpResponse | None:
+    def action(
+        model_admin: Any, request: HttpRequest, queryset: QuerySet[OutboxEvent]
+    ) -> HttpResponse | None:
         form = decision(request.POST if "confirmed" in request.POST else None)
         if form.is_valid():
-            seen = dict(each.partition(" ")[::2] for each in request.POST.getlist("record"))
-            letters = maintenance.dead_letters().filter(pk__in=queryset.values_list("pk", flat=True))
-            _tell(request, form, *decide(act, letters, by=request.user, note=form.cleaned_data["note"], seen=seen))
+            seen = dict(
+                each.partition(" ")[::2] for each in request.POST.getlist("record")
+            )
+            letters = maintenance.dead_letters().filter(
+                pk__in=queryset.values_list("pk", flat=True)
+            )
+            _tell(
+                request,
+                form,
+                *decide(
+                    act,
+                    letters,
+                    by=request.user,
+                    note=form.cleaned_data["note"],
+                    seen=seen,
+                ),
+            )
             return None
         # Only the events that were ticked, never all pages: operators are responsible for what they have seen.
-        events = list(queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer("payload"))
+        events = list(
+            queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer(
+                "payload"
+            )
+        )
         is_dead = {event.pk: event.status == Status.DEAD for event in events}
         context = {
             **model_admin.admin_site.each_context(request),
             "title": form.title,
             "opts": model_admin.opts,
-            "rows": [(event, version(event), event.error, None if is_dead[event.pk] else ALIVE) for event in events],
+            "rows": [
+                (
+                    event,
+                    version(event),
+                    event.error,
+                    None if is_dead[event.pk] else ALIVE,
+                )
+                for event in events
+            ],
             "possible": any(is_dead.values()),
             "form": form,
             "media": model_admin.media,
             "filters": request.GET.urlencode(),
             "list": request.get_full_path(),
         }
-        return TemplateResponse(request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context)
+        return TemplateResponse(
+            request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context
+        )
 
     action.__name__ = str(act)
     return action
 
 
-def _tell(request: HttpRequest, form: Decision, done: int, refused: Mapping[Refusal, int]) -> None:
+def _tell(
+    request: HttpRequest, form: Decision, done: int, refused: Mapping[Refusal, int]
+) -> None:
     if done:
-        text = ngettext("%(title)s: done for one event.", "%(title)s: done for %(count)d events.", done)
+        text = ngettext(
+            "%(title)s: done for one event.",
+            "%(title)s: done for %(count)d events.",
+            done,
+        )
         messages.success(request, text % {"title": form.title, "count": done})
     for why, count in refused.items():
-        text = ngettext("%(title)s: not done for one event.", "%(title)s: not done for %(count)d events.", count)
-        messages.warning(request, f"{text % {'title': form.title, 'count': count}} {why.label}")
+        text = ngettext(
+            "%(title)s: not done for one event.",
+            "%(title)s: not done for %(count)d events.",
+            count,
+        )
+        messages.warning(
+            request, f"{text % {'title': form.title, 'count': count}} {why.label}"
+        )
 
 
 @admin.register(OutboxEvent)
@@ -117,7 +169,9 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     search_fields = ("event_id",)
     search_help_text = _("An event id, as consumers know it, or a whole key.")
     actions = [_deciding(decision) for decision in (Requeue, Discard)]
-    change_list_template = "admin/django_idempotency_outbox/outboxevent/change_list.html"
+    change_list_template = (
+        "admin/django_idempotency_outbox/outboxevent/change_list.html"
+    )
     fieldsets = (
         (None, {"fields": ("event_id", "topic", "key", "status", "error")}),
         (_("Publishing"), {"fields": ("publisher", "lane", "attempts", *TIMES)}),
@@ -139,11 +193,17 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         # Otherwise, users who may not see these columns could find out their values bit by bit.
-        return not lookup.startswith(("payload", "headers")) and super().lookup_allowed(lookup, value, request)
+        return not lookup.startswith(("payload", "headers")) and super().lookup_allowed(
+            lookup, value, request
+        )
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         raised = panel(lambda ask: ask(dead_letter_alarms), database())
-        return super().changelist_view(request, {"alarms": raised, **(extra_context or {})})
+        return super().changelist_view(
+            request, {"alarms": raised, **(extra_context or {})}
+        )
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[OutboxEvent], search_term: str
@@ -162,9 +222,15 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(Act.DISCARD.permission)
 
-    def get_fieldsets(self, request: HttpRequest, obj: OutboxEvent | None = None) -> Any:
+    def get_fieldsets(
+        self, request: HttpRequest, obj: OutboxEvent | None = None
+    ) -> Any:
         """Leave out the content unless the user may see responses, which are no more confidential."""
-        return self.fieldsets if request.user.has_perm(RESPONSE_BODY) else self.fieldsets[:-1]
+        return (
+            self.fieldsets
+            if request.user.has_perm(RESPONSE_BODY)
+            else self.fieldsets[:-1]
+        )
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
@@ -182,7 +248,16 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description=_("payload"))
     def content(self, event: OutboxEvent) -> SafeString:
         content = opened(event.event_id, bytes(event.payload), event.headers)
-        headers = [(printable(name), printable(value)) for name, value in content[1].items()] if content else []
+        headers = (
+            [(printable(name), printable(value)) for name, value in content[1].items()]
+            if content
+            else []
+        )
         shown = readable(content[0], event.content_type) if content else None
-        context = {"shown": shown, "headers": render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})}
+        context = {
+            "shown": shown,
+            "headers": render_to_string(
+                f"{TEMPLATES}/headers.html", {"headers": headers}
+            ),
+        }
         return render_to_string(f"{TEMPLATES}/body.html", context)

@@ -20,9 +20,21 @@ from django_idempotency.models import DatabaseNow
 from django_idempotency.stores.database import ahead
 
 TABLE = OutboxEvent._meta.db_table
-COLUMNS = ("id", "event_id", "topic", "key", "payload", "content_type", "headers", "lane", "attempts")
+COLUMNS = (
+    "id",
+    "event_id",
+    "topic",
+    "key",
+    "payload",
+    "content_type",
+    "headers",
+    "lane",
+    "attempts",
+)
 
-MOST_BYTES = 16 * 1024 * 1024  # of the payloads that are read at a time, before the last one
+MOST_BYTES = (
+    16 * 1024 * 1024
+)  # of the payloads that are read at a time, before the last one
 
 # An event is passed over while an earlier one of its key has failed.
 FREE = f"""(key = '' OR NOT EXISTS (
@@ -92,8 +104,16 @@ class Backlog:
         return self._read_all(after, limit)
 
     def _read_by_lane(self, after: Mapping[int, int], limit: int) -> list[Event]:
-        values: dict[str, Any] = {"lanes": list(after), "after": list(after.values()), "publisher": self.publisher}
-        values |= {"share": max(LANES_LEAST, 2 * limit // len(after)), "limit": limit, "retries": -(-limit // RETRIES)}
+        values: dict[str, Any] = {
+            "lanes": list(after),
+            "after": list(after.values()),
+            "publisher": self.publisher,
+        }
+        values |= {
+            "share": max(LANES_LEAST, 2 * limit // len(after)),
+            "limit": limit,
+            "retries": -(-limit // RETRIES),
+        }
         with connections[self.using].cursor() as cursor:
             cursor.execute(READ, values)
             return [_event(row) for row in cursor.fetchall()]
@@ -108,7 +128,10 @@ class Backlog:
         )
         found = (
             self.events.filter(lane__in=after, status=Status.PENDING)
-            .filter(Q(attempts=0, id__gt=min(after.values())) | Q(attempts__gt=0, available_at__lte=DatabaseNow()))
+            .filter(
+                Q(attempts=0, id__gt=min(after.values()))
+                | Q(attempts__gt=0, available_at__lte=DatabaseNow())
+            )
             .filter(Q(key="") | ~Exists(failed))
             .order_by("id")
         )
@@ -118,7 +141,12 @@ class Backlog:
                 break
             read.append(id)
             size += payload
-        return [_event(row) for row in self.events.filter(pk__in=read).order_by("id").values_list(*COLUMNS)]
+        return [
+            _event(row)
+            for row in self.events.filter(pk__in=read)
+            .order_by("id")
+            .values_list(*COLUMNS)
+        ]
 
     def held_back(self, lanes: Collection[int]) -> dict[int, int]:
         """Return, by lane, the id of its first failed event, behind which others may be held back."""
@@ -153,20 +181,34 @@ class Backlog:
         for refusal in refused:
             attempts = refusal.event.attempts + 1
             dead = refusal.permanent or attempts >= self.options.max_attempts
-            alike[attempts, _storable(refusal.reason), dead].append(refusal.event.position)
+            alike[attempts, _storable(refusal.reason), dead].append(
+                refusal.event.position
+            )
         counts = {True: 0, False: 0}  # by whether they are dead
         with transaction.atomic(using=self.using):
             for (attempts, reason, dead), ids in alike.items():
                 counts[dead] += self._fail(ids, attempts, reason, relay, dead=dead)
         return counts[False], counts[True]
 
-    def _fail(self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool) -> int:
-        ours = Lane.objects.using(self.using).filter(publisher=self.publisher, number=OuterRef("lane"), relay_id=relay)
+    def _fail(
+        self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool
+    ) -> int:
+        ours = Lane.objects.using(self.using).filter(
+            publisher=self.publisher, number=OuterRef("lane"), relay_id=relay
+        )
         rows = self.events.filter(Exists(ours), pk__in=ids, status=Status.PENDING)
         if dead:
-            over = {"status": Status.DEAD, "given_up_at": DatabaseNow(), "available_at": None}
+            over = {
+                "status": Status.DEAD,
+                "given_up_at": DatabaseNow(),
+                "available_at": None,
+            }
             return rows.update(attempts=attempts, error=reason, **over)
-        return rows.update(attempts=attempts, error=reason, available_at=ahead(delay_after(attempts, self.options)))
+        return rows.update(
+            attempts=attempts,
+            error=reason,
+            available_at=ahead(delay_after(attempts, self.options)),
+        )
 
 
 def _storable(reason: str) -> str:
@@ -175,12 +217,19 @@ def _storable(reason: str) -> str:
 
 def delay_after(attempts: int, options: Options) -> float:
     """Return the seconds until an event is tried again: doubled with each attempt, up to a limit."""
-    return min(options.longest_delay, options.first_delay * 2.0 ** min(attempts - 1, 64))
+    return min(
+        options.longest_delay, options.first_delay * 2.0 ** min(attempts - 1, 64)
+    )
 
 
 def _event(row: Sequence[Any]) -> Event:
     """Return the event in ``row``. If its payload can't be decrypted, it stays as it is stored."""
     position, id, topic, key, payload, content_type, headers, lane, attempts = row
-    stored = bytes(payload), (json.loads(headers) if isinstance(headers, str) else headers) or {}
+    stored = (
+        bytes(payload),
+        (json.loads(headers) if isinstance(headers, str) else headers) or {},
+    )
     payload, headers = opened(id, *stored) or stored
-    return Event(position, id, topic, key, payload, content_type, headers, lane, attempts)
+    return Event(
+        position, id, topic, key, payload, content_type, headers, lane, attempts
+    )

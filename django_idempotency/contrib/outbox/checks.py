@@ -32,7 +32,12 @@ def lacks_default(_settings: Conf) -> bool:
 
 
 CHECKS = (
-    Check("E001", each("settings", errors), "{found}", "Correct OUTBOX, or install the extra that a publisher needs."),
+    Check(
+        "E001",
+        each("settings", errors),
+        "{found}",
+        "Correct OUTBOX, or install the extra that a publisher needs.",
+    ),
     Check(
         "W002",
         each("settings", lacks_default),

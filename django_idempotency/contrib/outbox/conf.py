@@ -37,7 +37,9 @@ _SECONDS = seconds(0.001)
 class Options:
     """The options of the outbox, described in ``docs/outbox.md``. Times are in seconds, ``max_payload`` in bytes."""
 
-    publishers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, metadata={"rule": BACKENDS})
+    publishers: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, repr=False, metadata={"rule": BACKENDS}
+    )
     routes: Mapping[str, str] = field(default_factory=dict, metadata={"rule": MAPPING})
     using: str | None = option(None, or_none(text("the alias of a database")))
     batch: int = option(500, number(1, 100_000))
@@ -59,7 +61,14 @@ class Options:
 
     def publisher_of(self, topic: str) -> str:
         """Return the alias of the publisher for ``topic``: that of the first route that fits, else ``"default"``."""
-        return next((alias for pattern, alias in self.routes.items() if fnmatchcase(topic, pattern)), DEFAULT)
+        return next(
+            (
+                alias
+                for pattern, alias in self.routes.items()
+                if fnmatchcase(topic, pattern)
+            ),
+            DEFAULT,
+        )
 
 
 def options() -> Options:
@@ -72,13 +81,17 @@ def make_publisher(alias: str) -> Publisher:
     """Return a new publisher by its alias. Raises ``ImproperlyConfigured`` if there is none or it can't be made."""
     publishers = options().publishers
     if alias not in publishers:
-        raise ImproperlyConfigured(f"OUTBOX: PUBLISHERS has no {alias!r}: {nearest(alias, publishers)}")
+        raise ImproperlyConfigured(
+            f"OUTBOX: PUBLISHERS has no {alias!r}: {nearest(alias, publishers)}"
+        )
     stated = publishers[alias]
     names = ""
     try:
         backend = import_string(stated["BACKEND"])
         if not (isinstance(backend, type) and issubclass(backend, Publisher)):
-            raise ImproperlyConfigured(f"OUTBOX: {stated['BACKEND']} is not a {Publisher.__qualname__}.")
+            raise ImproperlyConfigured(
+                f"OUTBOX: {stated['BACKEND']} is not a {Publisher.__qualname__}."
+            )
         names = ", ".join(signature(backend).parameters)
         return backend(**stated.get("OPTIONS", {}))
     except (ImportError, TypeError) as error:

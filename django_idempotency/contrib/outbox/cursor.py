@@ -25,12 +25,16 @@ class Cursor:
     """
 
     def __init__(self) -> None:
-        self._marks: dict[int, deque[tuple[float, int]]] = {}  # by lane: when reading had reached which id
+        self._marks: dict[
+            int, deque[tuple[float, int]]
+        ] = {}  # by lane: when reading had reached which id
         self._held_back: dict[int, int] = {}
         self._sweeps = False
         self._next_sweep = 0.0
 
-    def after(self, lanes: Collection[int], held_back: Mapping[int, int], now: float) -> dict[int, int]:
+    def after(
+        self, lanes: Collection[int], held_back: Mapping[int, int], now: float
+    ) -> dict[int, int]:
         """Return the id after which to read each of ``lanes``.
 
         ``held_back``: by lane, the id of the first failed event that holds back others, which are all behind it. Once
@@ -44,7 +48,9 @@ class Cursor:
                 self._marks.pop(lane, None)
         self._held_back = dict(held_back)
         self._sweeps = now >= self._next_sweep
-        return {lane: 0 if self._sweeps else self._beginning(lane, now) for lane in lanes}
+        return {
+            lane: 0 if self._sweeps else self._beginning(lane, now) for lane in lanes
+        }
 
     def has_read(self, events: Iterable[Event], took: float, now: float) -> None:
         """Note how far each lane was read, and that it took ``took`` seconds. After a late event, there may be more."""

@@ -44,13 +44,19 @@ class Lanes:
         self.leave()
         self.id, self._left = uuid4(), threading.Event()
         if self._lanes.count() < LANES:
-            lanes = [Lane(publisher=self.publisher, number=number) for number in range(LANES)]
+            lanes = [
+                Lane(publisher=self.publisher, number=number) for number in range(LANES)
+            ]
             Lane.objects.using(self.using).bulk_create(lanes, ignore_conflicts=True)
         begun = time.monotonic()
-        self._relays.create(id=self.id, publisher=self.publisher, lease_until=ahead(self.lease))
+        self._relays.create(
+            id=self.id, publisher=self.publisher, lease_until=ahead(self.lease)
+        )
         self._ours_until = begun + self.lease
         self.expect_progress(0)
-        self._thread = threading.Thread(target=self._renew_until_left, args=(self.id, self._left), daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_until_left, args=(self.id, self._left), daemon=True
+        )
         self._thread.start()
 
     def leave(self) -> None:
@@ -78,7 +84,9 @@ class Lanes:
     def _renew_until_left(self, relay: UUID, left: threading.Event) -> None:
         try:
             while not left.wait(self.lease / RENEWALS_A_LEASE):
-                if time.monotonic() < self._busy_until and not self._try_to_renew(relay):
+                if time.monotonic() < self._busy_until and not self._try_to_renew(
+                    relay
+                ):
                     return
         finally:
             connections[self.using].close()
@@ -86,9 +94,16 @@ class Lanes:
     def _try_to_renew(self, relay: UUID) -> bool:
         begun = time.monotonic()
         try:
-            renewed = self._relays.filter(pk=relay).update(lease_until=ahead(self.lease))
+            renewed = self._relays.filter(pk=relay).update(
+                lease_until=ahead(self.lease)
+            )
         except DatabaseError as error:
-            log(logging.WARNING, "outbox_renewal", "outbox: the relay's lease was not renewed: %s", cause(error))
+            log(
+                logging.WARNING,
+                "outbox_renewal",
+                "outbox: the relay's lease was not renewed: %s",
+                cause(error),
+            )
             connections[self.using].close()
             return True  # there is time left for another attempt
         if relay == self.id:
@@ -104,12 +119,18 @@ class Lanes:
         self.numbers = _numbers(ours)
         excess = len(self.numbers) - -(-LANES // max(1, self._relays.count()))
         if excess > 0:
-            ours.filter(number__in=random.sample(sorted(self.numbers), excess)).update(relay_id=None)
+            ours.filter(number__in=random.sample(sorted(self.numbers), excess)).update(
+                relay_id=None
+            )
         elif excess < 0:
-            free = self._lanes.filter(~Exists(Relay.objects.using(self.using).filter(pk=OuterRef("relay_id"))))
+            free = self._lanes.filter(
+                ~Exists(Relay.objects.using(self.using).filter(pk=OuterRef("relay_id")))
+            )
             wanted = sorted(_numbers(free))
             chosen = random.sample(wanted, min(-excess, len(wanted)))
-            free.filter(number__in=chosen).update(relay_id=self.id)  # only those that no other relay took first
+            free.filter(number__in=chosen).update(
+                relay_id=self.id
+            )  # only those that no other relay took first
         if excess:
             self.numbers = _numbers(ours)
 

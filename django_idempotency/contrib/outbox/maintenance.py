@@ -15,7 +15,13 @@ from django.db import connections, transaction
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet
 
 from django_idempotency.contrib.outbox.conf import options
-from django_idempotency.contrib.outbox.models import LANES, TRIED, OutboxEvent, Relay, Status
+from django_idempotency.contrib.outbox.models import (
+    LANES,
+    TRIED,
+    OutboxEvent,
+    Relay,
+    Status,
+)
 from django_idempotency.contrib.outbox.publishing import database
 from django_idempotency.contrib.outbox.signals import outbox_requeued
 from django_idempotency.instrumentation.metrics import Gauge, GaugeFamily
@@ -46,10 +52,30 @@ OLDEST = " ".join(
 )
 OR_MORE = "; 100,000 means or more"
 GAUGES = (
-    Gauge("outbox_pending", f"events that are not published yet{OR_MORE}", {"": "pending"}, unit="{event}"),
-    Gauge("outbox_failing", f"those of them that were refused at least once{OR_MORE}", {"": "failing"}, unit="{event}"),
-    Gauge("outbox_dead", f"dead letters of the outbox{OR_MORE}", {"": "dead"}, unit="{event}"),
-    Gauge("outbox_age", "age of the oldest event that is not published yet, 0 without one", {"": "age"}, unit="s"),
+    Gauge(
+        "outbox_pending",
+        f"events that are not published yet{OR_MORE}",
+        {"": "pending"},
+        unit="{event}",
+    ),
+    Gauge(
+        "outbox_failing",
+        f"those of them that were refused at least once{OR_MORE}",
+        {"": "failing"},
+        unit="{event}",
+    ),
+    Gauge(
+        "outbox_dead",
+        f"dead letters of the outbox{OR_MORE}",
+        {"": "dead"},
+        unit="{event}",
+    ),
+    Gauge(
+        "outbox_age",
+        "age of the oldest event that is not published yet, 0 without one",
+        {"": "age"},
+        unit="s",
+    ),
     Gauge("outbox_relays", "live relays", {"": "relays"}, unit="{relay}"),
 )
 
@@ -68,10 +94,17 @@ class Figures:
 
 
 def dead_letters(
-    events: Collection[UUID] | None = None, *, topic: str | None = None, using: str | None = None
+    events: Collection[UUID] | None = None,
+    *,
+    topic: str | None = None,
+    using: str | None = None,
 ) -> Events:
     """Return the events that were given up, ordered by id: all, or those of these event ids, or of this topic."""
-    dead = OutboxEvent.objects.using(database(using)).filter(status=Status.DEAD).order_by("id")
+    dead = (
+        OutboxEvent.objects.using(database(using))
+        .filter(status=Status.DEAD)
+        .order_by("id")
+    )
     dead = dead if events is None else dead.filter(event_id__in=events)
     return dead if topic is None else dead.filter(topic=topic)
 
@@ -82,15 +115,27 @@ def figures(*, using: str | None = None) -> list[Figures]:
     events = OutboxEvent.objects.using(using)
     live = Relay.objects.using(using).filter(lease_until__gte=DatabaseNow())
     relays = dict(live.values_list("publisher").annotate(Count("pk")))
-    found = {*options().publishers, *_publishers(events.filter(NEW)), *_publishers(events.filter(TRIED))}
-    return [_figures(each, events.filter(publisher=each), relays.get(each, 0)) for each in sorted(found)]
+    found = {
+        *options().publishers,
+        *_publishers(events.filter(NEW)),
+        *_publishers(events.filter(TRIED)),
+    }
+    return [
+        _figures(each, events.filter(publisher=each), relays.get(each, 0))
+        for each in sorted(found)
+    ]
 
 
 def _publishers(events: Events) -> Iterator[str]:
     """Yield the publishers of ``events``, each by one lookup in an index that begins with them."""
     name: str | None = ""
     while name is not None:
-        name = events.filter(publisher__gt=name).order_by("publisher").values_list("publisher", flat=True).first()
+        name = (
+            events.filter(publisher__gt=name)
+            .order_by("publisher")
+            .values_list("publisher", flat=True)
+            .first()
+        )
         if name is not None:
             yield name
 
@@ -118,13 +163,20 @@ def _oldest(publisher: str, events: Events) -> tuple[datetime | None, timedelta]
             found = cursor.fetchone()
     else:
         age = ExpressionWrapper(DatabaseNow() - F("created_at"), DurationField())
-        found = events.filter(status=Status.PENDING).order_by("id").values_list("created_at", age).first()
+        found = (
+            events.filter(status=Status.PENDING)
+            .order_by("id")
+            .values_list("created_at", age)
+            .first()
+        )
     return found or (None, timedelta(0))
 
 
 def first_failure(publisher: str, *, using: str | None = None) -> str:
     """Return why the publisher's oldest failing event was last refused; ``""`` if none is failing."""
-    events = OutboxEvent.objects.using(database(using)).filter(FAILING, publisher=publisher)
+    events = OutboxEvent.objects.using(database(using)).filter(
+        FAILING, publisher=publisher
+    )
     return events.order_by("id").values_list("error", flat=True).first() or ""
 
 
@@ -150,7 +202,12 @@ def version(event: OutboxEvent) -> str:
 
 
 def decide(
-    act: Act, letters: QuerySet[OutboxEvent], *, by: Any = None, note: str = "", seen: Mapping[str, str] | None = None
+    act: Act,
+    letters: QuerySet[OutboxEvent],
+    *,
+    by: Any = None,
+    note: str = "",
+    seen: Mapping[str, str] | None = None,
 ) -> tuple[int, Counter[Refusal]]:
     """Do ``act`` to dead letters, some at a time, each time in one transaction with the entries in their history.
 
@@ -169,12 +226,16 @@ def decide(
     ids = list(letters.order_by("pk").values_list("pk", flat=True))
     for first in range(0, len(ids), AT_ONCE):
         with transaction.atomic(using=letters.db):
-            rows = letters.filter(pk__in=ids[first : first + AT_ONCE]).select_for_update()
+            rows = letters.filter(
+                pk__in=ids[first : first + AT_ONCE]
+            ).select_for_update()
             agreed = list[OutboxEvent]()
             for event in rows.defer("payload", "headers").annotate(now=DatabaseNow()):
                 if seen is not None and seen.get(str(event.pk)) != version(event):
                     refused[Refusal.CHANGED] += 1
-                elif why := lacks_second(event, f"{act} {version(event)}", act.permission, by=by, note=note):
+                elif why := lacks_second(
+                    event, f"{act} {version(event)}", act.permission, by=by, note=note
+                ):
                     refused[why] += 1
                 else:
                     write_entry(event, by, f"{ENTRIES[act]} {note}".strip())
@@ -182,7 +243,9 @@ def decide(
             if act is Act.REQUEUE:
                 _requeue(agreed, letters.db)
             else:
-                OutboxEvent.objects.using(letters.db).filter(pk__in=[event.pk for event in agreed]).delete()
+                OutboxEvent.objects.using(letters.db).filter(
+                    pk__in=[event.pk for event in agreed]
+                ).delete()
             done += len(agreed)
     return done, refused
 
@@ -191,10 +254,21 @@ def _requeue(events: Sequence[OutboxEvent], using: str) -> None:
     ids: dict[str, list[int]] = defaultdict(list)
     for event in events:
         ids[options().publisher_of(event.topic)].append(event.pk)
-    fresh = {"status": Status.PENDING, "attempts": 1, "given_up_at": None, "available_at": DatabaseNow()}
+    fresh = {
+        "status": Status.PENDING,
+        "attempts": 1,
+        "given_up_at": None,
+        "available_at": DatabaseNow(),
+    }
     for publisher, of_publisher in ids.items():
         rows = OutboxEvent.objects.using(using).filter(pk__in=of_publisher)
-        send = partial(send_several, outbox_requeued, publisher, rows.update(publisher=publisher, **fresh), using)
+        send = partial(
+            send_several,
+            outbox_requeued,
+            publisher,
+            rows.update(publisher=publisher, **fresh),
+            using,
+        )
         transaction.on_commit(send, using=using, robust=True)
 
 
@@ -202,7 +276,11 @@ def _requeue(events: Sequence[OutboxEvent], using: str) -> None:
 
 
 def _by_publisher(using: str) -> Mapping[str, Mapping[str, Any]]:
-    return {of.publisher: asdict(of) for of in figures(using=using)} if database() == using else {}
+    return (
+        {of.publisher: asdict(of) for of in figures(using=using)}
+        if database() == using
+        else {}
+    )
 
 
 FAMILY = GaugeFamily("publisher", GAUGES, _by_publisher)

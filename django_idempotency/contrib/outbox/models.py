@@ -36,7 +36,9 @@ class OutboxEvent(models.Model):
     payload = models.BinaryField(_("payload"))
     content_type = models.CharField(_("content type"), max_length=255)
     headers = models.JSONField(_("headers"), default=dict)
-    status = models.CharField(_("status"), max_length=16, choices=Status, default=Status.PENDING)
+    status = models.CharField(
+        _("status"), max_length=16, choices=Status, default=Status.PENDING
+    )
     attempts = models.PositiveIntegerField(_("failed attempts"), default=0)
     error = models.TextField(_("last error"), blank=True)
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
@@ -66,13 +68,22 @@ class OutboxEvent(models.Model):
             models.Index(
                 *("publisher", "lane", "key", "id"),
                 name="outbox_event_failed",
-                condition=Q(attempts__gt=0, status__in=[Status.PENDING, Status.DEAD]) & ~Q(key=""),
+                condition=Q(attempts__gt=0, status__in=[Status.PENDING, Status.DEAD])
+                & ~Q(key=""),
             ),
-            models.Index(*("publisher", "status", "lane", "id"), name="outbox_event_tried", condition=TRIED),
+            models.Index(
+                *("publisher", "status", "lane", "id"),
+                name="outbox_event_tried",
+                condition=TRIED,
+            ),
         ]
         constraints = [
-            models.CheckConstraint(condition=Q(status__in=Status.values), name="outbox_event_status"),
-            models.CheckConstraint(condition=Q(lane__range=(0, LANES - 1)), name="outbox_event_lane"),
+            models.CheckConstraint(
+                condition=Q(status__in=Status.values), name="outbox_event_status"
+            ),
+            models.CheckConstraint(
+                condition=Q(lane__range=(0, LANES - 1)), name="outbox_event_lane"
+            ),
             models.CheckConstraint(
                 condition=Q(status=Status.PENDING, given_up_at__isnull=True)
                 | Q(status=Status.DEAD, given_up_at__isnull=False),
@@ -114,7 +125,11 @@ class Lane(models.Model):
 
     class Meta:
         db_table = "django_idempotency_outbox_lane"
-        constraints = [models.UniqueConstraint(fields=["publisher", "number"], name="outbox_lane_number")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["publisher", "number"], name="outbox_lane_number"
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.publisher} {self.number}"

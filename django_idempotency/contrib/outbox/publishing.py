@@ -18,7 +18,13 @@ from django.db import connections, router
 from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
 from django_idempotency.contrib.outbox.models import LANES, OutboxEvent
-from django_idempotency.stores.codec import EPOCH, Life, decoded, encrypted, is_encrypted
+from django_idempotency.stores.codec import (
+    EPOCH,
+    Life,
+    decoded,
+    encrypted,
+    is_encrypted,
+)
 from django_idempotency.values.exceptions import IdempotencyError
 from django_idempotency.values.outcomes import StoredResponse
 
@@ -78,7 +84,9 @@ def publish(
     event_id = new_event_id()
     content = sealed(event_id, body, _headers(headers or {}))
     if content is None:
-        raise InvalidEvent("The payload can't be encrypted; the log says why. See ENCRYPTION_KEYS.")
+        raise InvalidEvent(
+            "The payload can't be encrypted; the log says why. See ENCRYPTION_KEYS."
+        )
     OutboxEvent.objects.using(using).create(
         event_id=event_id,
         publisher=options().publisher_of(_checked_name("topic", topic)),
@@ -100,7 +108,13 @@ def database(using: str | None = None) -> str:
 def new_event_id() -> UUID:
     """Return a UUID of version 7 (RFC 9562), so that ids of the same time are neighbours in their index."""
     milliseconds = time.time_ns() // 1_000_000 & (1 << 48) - 1
-    return UUID(int=milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62))
+    return UUID(
+        int=milliseconds << 80
+        | 7 << 76
+        | secrets.randbits(12) << 64
+        | 2 << 62
+        | secrets.randbits(62)
+    )
 
 
 def lane_of(key: str, event_id: UUID) -> int:
@@ -113,7 +127,10 @@ def _encoded(payload: Any) -> tuple[bytes, str]:
         body, usual_type = bytes(payload), BYTES
     else:
         try:
-            body, usual_type = json.dumps(payload, cls=DjangoJSONEncoder, allow_nan=False).encode(), JSON
+            body, usual_type = (
+                json.dumps(payload, cls=DjangoJSONEncoder, allow_nan=False).encode(),
+                JSON,
+            )
         except ValueError as error:
             raise InvalidEvent(
                 f"The payload can't be sent as JSON: {error}. Send bytes, or replace the value."
@@ -127,7 +144,11 @@ def _encoded(payload: Any) -> tuple[bytes, str]:
 
 
 def _checked_name(what: str, value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or CONTROL_CHARACTER.search(value):
+    if (
+        not isinstance(value, str)
+        or not 0 < len(value) <= LONGEST_NAME
+        or CONTROL_CHARACTER.search(value)
+    ):
         raise InvalidEvent(
             f"{what} is {value!r:.300}; it must be a string of 1 to {LONGEST_NAME} characters, none of them control "
             "characters."
@@ -145,14 +166,19 @@ def _headers(stated: Mapping[str, str]) -> dict[str, str]:
             raise InvalidEvent(
                 f"The header {name!r} is {value!r:.300}; it must be a string without control characters."
             )
-    return {**_trace_context(), **{name.lower(): value for name, value in stated.items()}}
+    return {
+        **_trace_context(),
+        **{name.lower(): value for name, value in stated.items()},
+    }
 
 
 def _trace_context() -> dict[str, str]:
     """Return the W3C trace context of the open span, if the process has OpenTelemetry loaded."""
     if "opentelemetry" not in sys.modules:
         return {}
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    from opentelemetry.trace.propagation.tracecontext import (
+        TraceContextTextMapPropagator,
+    )
 
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
@@ -162,7 +188,9 @@ def _trace_context() -> dict[str, str]:
 # --- Encryption, with the keys of stored responses -------------------------------------------------------------------
 
 
-def sealed(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Content | None:
+def sealed(
+    event_id: UUID, payload: bytes, headers: Mapping[str, str]
+) -> Content | None:
     """Return payload and headers as they are to be stored; ``None`` if they can't be encrypted."""
     if not conf().policy.body.encrypt:
         return payload, dict(headers)
@@ -170,7 +198,9 @@ def sealed(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Conten
     return None if stored is None else (stored.body or b"", dict(stored.headers))
 
 
-def opened(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Content | None:
+def opened(
+    event_id: UUID, payload: bytes, headers: Mapping[str, str]
+) -> Content | None:
     """Return payload and headers as they were published; ``None`` if they can't be decrypted."""
     if not is_sealed(headers):
         return payload, dict(headers)

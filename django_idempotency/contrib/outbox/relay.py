@@ -85,7 +85,9 @@ class EventRelay:
             if events:
                 self._publish(events)
         except Exception:
-            self.cursor = Cursor()  # events that were read may not be published, or it may not be noted
+            self.cursor = (
+                Cursor()
+            )  # events that were read may not be published, or it may not be noted
             raise
         return len(events)
 
@@ -98,10 +100,17 @@ class EventRelay:
             try:
                 self.lanes.leave()
             except Error as error:
-                log(logging.WARNING, "outbox_relay", "outbox: the relay could not release its lanes: %s", cause(error))
+                log(
+                    logging.WARNING,
+                    "outbox_relay",
+                    "outbox: the relay could not release its lanes: %s",
+                    cause(error),
+                )
             connections[self.using].close()
 
-    def _wait_out(self, error: PublisherUnavailable | Error, stop: threading.Event) -> None:
+    def _wait_out(
+        self, error: PublisherUnavailable | Error, stop: threading.Event
+    ) -> None:
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._pause * 2))
         if isinstance(error, PublisherUnavailable):
             why = str(error)
@@ -128,7 +137,9 @@ class EventRelay:
     def _read(self) -> list[Event]:
         held_back = self.backlog.held_back(self.lanes.numbers)
         begun = time.monotonic()
-        events = self.backlog.read(self.cursor.after(self.lanes.numbers, held_back, begun), self.options.batch)
+        events = self.backlog.read(
+            self.cursor.after(self.lanes.numbers, held_back, begun), self.options.batch
+        )
         now = time.monotonic()
         self.cursor.has_read(_never_tried(events), now - begun, now)
         return events
@@ -141,27 +152,50 @@ class EventRelay:
             self._send_in_waves(events, outcomes)
         finally:
             self._note(outcomes)
-        done = {outcome.event.position for outcome in outcomes if not isinstance(outcome, NotSent)}
-        self.cursor.leave_behind(event for event in _never_tried(events) if event.position not in done)
+        done = {
+            outcome.event.position
+            for outcome in outcomes
+            if not isinstance(outcome, NotSent)
+        }
+        self.cursor.leave_behind(
+            event for event in _never_tried(events) if event.position not in done
+        )
 
     def _send_in_waves(self, events: Sequence[Event], outcomes: list[Outcome]) -> None:
         """Send each event once the previous one of its key is confirmed. Stop when the batch has used up its time."""
         begun, stuck = time.monotonic(), set[str]()
         for wave in waves(events):
-            ready, known = [event for event in wave if event.key not in stuck], len(outcomes)
+            ready, known = (
+                [event for event in wave if event.key not in stuck],
+                len(outcomes),
+            )
             unreadable = [event for event in ready if is_sealed(event.headers)]
-            outcomes.extend(Refused(event, "it could not be decrypted; the log says why") for event in unreadable)
-            for group in self._apart([event for event in ready if event not in unreadable]):
-                if not self.lanes.are_ours or time.monotonic() - begun > self.options.send_timeout:
+            outcomes.extend(
+                Refused(event, "it could not be decrypted; the log says why")
+                for event in unreadable
+            )
+            for group in self._apart(
+                [event for event in ready if event not in unreadable]
+            ):
+                if (
+                    not self.lanes.are_ours
+                    or time.monotonic() - begun > self.options.send_timeout
+                ):
                     return
                 self.lanes.expect_progress(self.options.send_timeout)
                 self._send(group, outcomes)
-            confirmed = {outcome.event.key for outcome in outcomes[known:] if isinstance(outcome, Confirmed)}
+            confirmed = {
+                outcome.event.key
+                for outcome in outcomes[known:]
+                if isinstance(outcome, Confirmed)
+            }
             stuck |= {event.key for event in ready} - confirmed - {""}
 
     def _apart(self, events: Sequence[Event]) -> Iterator[list[Event]]:
         """Yield the events to send together, then each suspect alone, including those that were found meanwhile."""
-        if together := [event for event in events if event.position not in self._suspects]:
+        if together := [
+            event for event in events if event.position not in self._suspects
+        ]:
             yield together
         yield from ([event] for event in events if event.position in self._suspects)
 
@@ -184,7 +218,13 @@ class EventRelay:
         except Exception as error:  # a publisher may raise anything; the relay goes on with its other events
             failure = error
             if not isinstance(error, ConnectionLost):
-                log(logging.ERROR, "outbox_publisher", "outbox: publisher %r failed", self.alias, error=error)
+                log(
+                    logging.ERROR,
+                    "outbox_publisher",
+                    "outbox: publisher %r failed",
+                    self.alias,
+                    error=error,
+                )
         silent = [event for event in events if event.position not in done]
         if silent:
             self.publisher.close()
@@ -203,12 +243,16 @@ class EventRelay:
         return f"the publisher raised {type(failure).__name__}: {failure}"
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
-        confirmed = [outcome.event for outcome in outcomes if isinstance(outcome, Confirmed)]
+        confirmed = [
+            outcome.event for outcome in outcomes if isinstance(outcome, Confirmed)
+        ]
         refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
         if confirmed:
             self.backlog.note_confirmed(confirmed)
             self.published += len(confirmed)
-        later, dead = self.backlog.note_refused(refused, self.lanes.id) if refused else (0, 0)
+        later, dead = (
+            self.backlog.note_refused(refused, self.lanes.id) if refused else (0, 0)
+        )
         send_several(signals.outbox_published, self.alias, len(confirmed), self.using)
         send_several(signals.outbox_failed, self.alias, later, self.using)
         send_several(signals.outbox_dead_lettered, self.alias, dead, self.using)

@@ -10,8 +10,12 @@ from django.utils.translation import gettext_lazy as _
 from django_idempotency.reporting.events import Event, Family
 
 outbox_published = Signal()  # count: how many events their publisher confirmed; using: the alias of their database
-outbox_failed = Signal()  # count, using; the publisher refused them, and they will be tried again
-outbox_dead_lettered = Signal()  # count, using; they are not tried again unless an operator requeues them
+outbox_failed = (
+    Signal()
+)  # count, using; the publisher refused them, and they will be tried again
+outbox_dead_lettered = (
+    Signal()
+)  # count, using; they are not tried again unless an operator requeues them
 outbox_requeued = Signal()  # count, using; an operator requeued these dead letters
 
 FAMILY = Family(
@@ -23,7 +27,11 @@ FAMILY = Family(
             outbox_published,
             "An event of the outbox was published: its publisher confirmed it.",
         ),
-        Event("outbox_failed", outbox_failed, "An event of the outbox was refused; it is tried again."),
+        Event(
+            "outbox_failed",
+            outbox_failed,
+            "An event of the outbox was refused; it is tried again.",
+        ),
         Event(
             "outbox_dead_lettered",
             outbox_dead_lettered,

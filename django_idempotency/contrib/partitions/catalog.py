@@ -28,7 +28,12 @@ from django_idempotency.models import LIVE, TERMINAL
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.errors import sqlstate
-from django_idempotency.values.exceptions import NotConvertible, StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.values.exceptions import (
+    NotConvertible,
+    StoreConflict,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 CHECK_VIOLATION = "23514"
 NO_PARTITION = (
@@ -43,7 +48,9 @@ def _microseconds(when: str) -> str:
 
 
 def _when(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+    return (
+        None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+    )
 
 
 LAYOUT = f"""
@@ -54,7 +61,8 @@ FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_clas
 
 # Infinity is no bound, like MINVALUE and MAXVALUE.
 LOWER, UPPER = (
-    f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
+    f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz"
+    for end in ("FROM", "TO")
 )
 PARTITIONS = f"""
 SELECT {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, part.oid, name, inhdetachpending,
@@ -81,7 +89,10 @@ def read_layout(*, using: str | None = None) -> Layout:
         schema=schema,
         now=EPOCH + timedelta(microseconds=now),
         partitioned=partitioned,
-        partitions=tuple(Partition(_when(lower), _when(upper), *others) for lower, upper, *others in rows),
+        partitions=tuple(
+            Partition(_when(lower), _when(upper), *others)
+            for lower, upper, *others in rows
+        ),
         halfway=halfway,
     )
 
@@ -90,7 +101,9 @@ def postgresql(using: str | None) -> str:
     """Return the alias of the records' database. Raises ``NotConvertible`` if it is not PostgreSQL."""
     alias = record_database(using)
     if connections[alias].vendor != "postgresql":
-        raise NotConvertible(f"Only PostgreSQL can partition the records (database {alias!r}).")
+        raise NotConvertible(
+            f"Only PostgreSQL can partition the records (database {alias!r})."
+        )
     return alias
 
 
@@ -100,9 +113,16 @@ def reason_to_keep(cursor: Any, partition: Partition) -> str:
     It is read by the partial indexes alone, and through the table, for a role that has no rights on its partitions.
     """
     bounds = {">=": partition.lower, "<": partition.upper}
-    within = (f"created_at {sign} '{stamp(end)}' AND " for sign, end in bounds.items() if end is not None)
+    within = (
+        f"created_at {sign} '{stamp(end)}' AND "
+        for sign, end in bounds.items()
+        if end is not None
+    )
     rows = f"{TABLE} WHERE {''.join(within)}"
-    live, terminal = (", ".join(f"'{status.value}'" for status in statuses) for statuses in (LIVE, TERMINAL))
+    live, terminal = (
+        ", ".join(f"'{status.value}'" for status in statuses)
+        for statuses in (LIVE, TERMINAL)
+    )
     statement = (
         f"SELECT (SELECT count(*) FROM (SELECT FROM {rows} status IN ({live}) LIMIT {MOST}) AS live),"
         f" (SELECT count(*) FROM (SELECT FROM {rows} on_hold AND locked_until IS NULL LIMIT {MOST}) AS on_hold),"
@@ -111,7 +131,13 @@ def reason_to_keep(cursor: Any, partition: Partition) -> str:
     )
     cursor.execute(statement)
     of_live, of_on_hold, purge_at, now = cursor.fetchone()
-    return why_kept(partition, of_live, of_on_hold, _when(purge_at), EPOCH + timedelta(microseconds=now))
+    return why_kept(
+        partition,
+        of_live,
+        of_on_hold,
+        _when(purge_at),
+        EPOCH + timedelta(microseconds=now),
+    )
 
 
 LEFT_BEHIND = f"""
@@ -158,11 +184,15 @@ def meaning(error: IntegrityError) -> StoreUnavailable | None:
     if sqlstate(error) != CHECK_VIOLATION:
         return None
     diagnosis = cast(Any, error.__cause__).diag
-    if diagnosis.constraint_name == RETIRED:  # the statement is as old as the partition; the next one goes elsewhere
+    if (
+        diagnosis.constraint_name == RETIRED
+    ):  # the statement is as old as the partition; the next one goes elsewhere
         return StoreConflict(str(error).strip())
     # A row that has no partition violates no constraint that has a name. If not even its table is named, another server
     # passed the error on, as Citus does for its own.
-    if diagnosis.constraint_name == UNTIL or (diagnosis.table_name and not diagnosis.constraint_name):
+    if diagnosis.constraint_name == UNTIL or (
+        diagnosis.table_name and not diagnosis.constraint_name
+    ):
         log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
         return StoreRefused(NO_PARTITION)
     return None

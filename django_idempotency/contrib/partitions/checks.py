@@ -8,12 +8,18 @@ from django_idempotency.contrib.partitions.layout import UNTIL, Layout, stamp
 
 
 def _layout(database: Database) -> Layout | None:
-    return read_layout(using=database.using) if database.vendor == "postgresql" else None
+    return (
+        read_layout(using=database.using) if database.vendor == "postgresql" else None
+    )
 
 
 def end_that_is_near(database: Database) -> str | None:
     layout = _layout(database)
-    return stamp(layout.covered_until) if layout and layout.covered_until and layout.is_short() else None
+    return (
+        stamp(layout.covered_until)
+        if layout and layout.covered_until and layout.is_short()
+        else None
+    )
 
 
 def is_half_enabled(database: Database) -> bool:
@@ -23,7 +29,9 @@ def is_half_enabled(database: Database) -> bool:
 
 def half_detached_partition(database: Database) -> str | None:
     layout = _layout(database)
-    found = (partition.half_detached for partition in (layout.partitions if layout else ()))
+    found = (
+        partition.half_detached for partition in (layout.partitions if layout else ())
+    )
     return next(filter(None, found), None)
 
 

@@ -11,8 +11,20 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
-from django_idempotency.contrib.partitions.catalog import postgresql, read_layout, template
-from django_idempotency.contrib.partitions.layout import DAY, TABLE, UNTIL, creation, midnight, name_of, stamp
+from django_idempotency.contrib.partitions.catalog import (
+    postgresql,
+    read_layout,
+    template,
+)
+from django_idempotency.contrib.partitions.layout import (
+    DAY,
+    TABLE,
+    UNTIL,
+    creation,
+    midnight,
+    name_of,
+    stamp,
+)
 from django_idempotency.contrib.partitions.locks import (
     LOCK_TIMEOUT,
     keep_autovacuum_away,
@@ -26,7 +38,9 @@ from django_idempotency.values.exceptions import NotConvertible
 
 ATTEMPTS = 100
 FIRST = f"{TABLE}_p0"
-CONVERTING = f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"  # the session's lock
+CONVERTING = (
+    f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"  # the session's lock
+)
 FORGET = f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}"
 
 # Each with its name once it belongs to the first partition.
@@ -122,7 +136,9 @@ def _switch(alias: str, cursor: Any) -> list[str]:
     """
     cursor.execute(OBSTACLES)
     if obstacles := [obstacle for (obstacle,) in cursor.fetchall()]:
-        raise NotConvertible(f"These are in the way or would be lost: {'; '.join(obstacles)}")
+        raise NotConvertible(
+            f"These are in the way or would be lost: {'; '.join(obstacles)}"
+        )
     cursor.execute(INDEXES)
     indexes = cursor.fetchall()
     cursor.execute(GRANTS)
@@ -134,15 +150,28 @@ def _switch(alias: str, cursor: Any) -> list[str]:
     return [
         f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE",
         f"ALTER TABLE {name} RENAME TO {FIRST}",
-        *(f"ALTER INDEX {layout.schema}.{index} RENAME TO {aside}" for index, aside, _definition, _primary in indexes),
+        *(
+            f"ALTER INDEX {layout.schema}.{index} RENAME TO {aside}"
+            for index, aside, _definition, _primary in indexes
+        ),
         f"CREATE TABLE {name} (LIKE {first} INCLUDING ALL EXCLUDING INDEXES) PARTITION BY RANGE (created_at)",
         FORGET,
-        *(definition for _name, _aside, definition, is_primary in indexes if not is_primary),
+        *(
+            definition
+            for _name, _aside, definition, is_primary in indexes
+            if not is_primary
+        ),
         *like.owned(name),
         *grants,
         f"ALTER TABLE {name} ATTACH PARTITION {first} FOR VALUES FROM (MINVALUE) TO ('{stamp(boundary)}')",
         f"ALTER TABLE {first} DROP CONSTRAINT {UNTIL}",
-        *creation(layout.schema, name_of(layout.schema, boundary), boundary, boundary + DAY, like),
+        *creation(
+            layout.schema,
+            name_of(layout.schema, boundary),
+            boundary,
+            boundary + DAY,
+            like,
+        ),
     ]
 
 

@@ -36,7 +36,9 @@ class Partition:
     retired: bool = False
 
     def covers(self, when: datetime) -> bool:
-        return (self.lower is None or self.lower <= when) and (self.upper is None or when < self.upper)
+        return (self.lower is None or self.lower <= when) and (
+            self.upper is None or when < self.upper
+        )
 
     @property
     def half_detached(self) -> str:
@@ -63,7 +65,11 @@ class Layout:
             return None
         until = self.now
         for partition in self.partitions:
-            if partition.covers(until) and not partition.detaching and not partition.retired:
+            if (
+                partition.covers(until)
+                and not partition.detaching
+                and not partition.retired
+            ):
                 if partition.upper is None:
                     return None
                 until = partition.upper
@@ -71,14 +77,20 @@ class Layout:
 
     def is_short(self, *, days: int = 2) -> bool:
         """Whether fewer than this many whole future days are covered."""
-        return self.covered_until is not None and self.covered_until < midnight(self.now) + (days + 1) * DAY
+        return (
+            self.covered_until is not None
+            and self.covered_until < midnight(self.now) + (days + 1) * DAY
+        )
 
     def missing(self, ahead: int) -> list[tuple[datetime, datetime]]:
         """Return the bounds of the partitions to add for now and for the next ``ahead`` days. The past stays."""
         found = []
         when, until = self.now, midnight(self.now) + (ahead + 1) * DAY
         while when < until:
-            taken = next((partition for partition in self.partitions if partition.covers(when)), None)
+            taken = next(
+                (partition for partition in self.partitions if partition.covers(when)),
+                None,
+            )
             if taken is None:
                 found.append(_free(self.partitions, when))
                 when = found[-1][1]
@@ -96,12 +108,26 @@ def midnight(when: datetime) -> datetime:
 
 def _free(partitions: Sequence[Partition], when: datetime) -> tuple[datetime, datetime]:
     """Return the part of the day that is free around ``when``."""
-    before = [partition.upper for partition in partitions if partition.upper and partition.upper <= when]
-    after = [partition.lower for partition in partitions if partition.lower and partition.lower > when]
+    before = [
+        partition.upper
+        for partition in partitions
+        if partition.upper and partition.upper <= when
+    ]
+    after = [
+        partition.lower
+        for partition in partitions
+        if partition.lower and partition.lower > when
+    ]
     return max([midnight(when), *before]), min([midnight(when) + DAY, *after])
 
 
-def why_kept(partition: Partition, live: int, on_hold: int, purge_at: datetime | None, now: datetime) -> str:
+def why_kept(
+    partition: Partition,
+    live: int,
+    on_hold: int,
+    purge_at: datetime | None,
+    now: datetime,
+) -> str:
     """Return why a partition can't go, by what it contains ``now``; empty if it can.
 
     ``purge_at``: that of the last response.
@@ -110,7 +136,11 @@ def why_kept(partition: Partition, live: int, on_hold: int, purge_at: datetime |
         return "not over yet"
     if partition.half_detached:
         return partition.half_detached
-    reasons = [f"{count} {what}" for count, what in ((live, "live"), (on_hold, "on hold")) if count]
+    reasons = [
+        f"{count} {what}"
+        for count, what in ((live, "live"), (on_hold, "on hold"))
+        if count
+    ]
     if purge_at is not None and purge_at >= now:
         reasons.append(f"the last due at {stamp(purge_at)}")
     return ", ".join(reasons)
@@ -137,10 +167,18 @@ class Template(NamedTuple):
     owner: str | None
 
     def owned(self, name: str) -> list[str]:
-        return [] if self.owner is None else [f"ALTER TABLE {name} OWNER TO {self.owner}"]
+        return (
+            [] if self.owner is None else [f"ALTER TABLE {name} OWNER TO {self.owner}"]
+        )
 
 
-def creation(schema: str, name: str, lower: datetime | None, upper: datetime | None, like: Template) -> list[str]:
+def creation(
+    schema: str,
+    name: str,
+    lower: datetime | None,
+    upper: datetime | None,
+    like: Template,
+) -> list[str]:
     """Return the statements that make a partition. Their lock on the table conflicts with none of a claim's."""
     table = f"{schema}.{TABLE}"
     options = f" WITH ({', '.join(like.options)})" if like.options else ""

@@ -14,7 +14,10 @@ from django_idempotency.stores.errors import is_conflict
 T = TypeVar("T")
 
 LOCK_TIMEOUT = "100ms"  # the longest that other sessions queue behind a lock that this one waits for
-ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, and the seconds between two attempts
+ATTEMPTS, PAUSE = (
+    20,
+    0.25,
+)  # for a lock that is not to be had, and the seconds between two attempts
 
 # The role's own limits are lifted: reading the table once takes as long as it takes.
 NO_TIMEOUTS = """
@@ -32,7 +35,10 @@ def short_transaction(alias: str, *, lock_timeout: str) -> Iterator[Any]:
 
     A statement that has its locks may take as long as it needs.
     """
-    with transaction.atomic(using=alias, durable=True), connections[alias].cursor() as cursor:
+    with (
+        transaction.atomic(using=alias, durable=True),
+        connections[alias].cursor() as cursor,
+    ):
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(NO_TIMEOUTS)
         cursor.execute(f"SET LOCAL lock_timeout = '{lock_timeout}'")

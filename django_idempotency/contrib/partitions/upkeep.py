@@ -9,7 +9,13 @@ from functools import partial
 
 from django.db import DatabaseError, connections, transaction
 
-from django_idempotency.contrib.partitions.catalog import left_behind, postgresql, read_layout, reason_to_keep, template
+from django_idempotency.contrib.partitions.catalog import (
+    left_behind,
+    postgresql,
+    read_layout,
+    reason_to_keep,
+    template,
+)
 from django_idempotency.contrib.partitions.layout import (
     RETIRED,
     TABLE,
@@ -84,7 +90,11 @@ def _standing(alias: str, partition: Partition) -> Standing:
 
 
 def _find(alias: str, name: str) -> Standing | None:
-    found = (partition for partition in read_layout(using=alias).partitions if partition.name == name)
+    found = (
+        partition
+        for partition in read_layout(using=alias).partitions
+        if partition.name == name
+    )
     return next((_standing(alias, partition) for partition in found), None)
 
 
@@ -123,7 +133,9 @@ def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
             like = template(cursor, found.partitions)
             for lower, upper in found.missing(ahead):
                 created.append(name_of(found.schema, lower))
-                for statement in creation(found.schema, created[-1], lower, upper, like):
+                for statement in creation(
+                    found.schema, created[-1], lower, upper, like
+                ):
                     cursor.execute(statement)
             found = read_layout(using=alias)
     until = found.covered_until
@@ -150,10 +162,14 @@ class Dropped:
     partitioned: bool = True
 
     def __add__(self, later: Dropped) -> Dropped:
-        return replace(self, dropped=self.dropped + later.dropped, kept={**self.kept, **later.kept})
+        return replace(
+            self, dropped=self.dropped + later.dropped, kept={**self.kept, **later.kept}
+        )
 
 
-def drop(*, using: str | None = None, go_on: Callable[[Dropped], bool] = lambda _sum: True) -> Dropped:
+def drop(
+    *, using: str | None = None, go_on: Callable[[Dropped], bool] = lambda _sum: True
+) -> Dropped:
     """Drop the partitions in which no record is live, on hold or still to be kept: all responses are past ``purge_at``.
 
     If it is interrupted, the next call continues. Two calls at once are harmless, and so is a call on a plain table.
@@ -183,7 +199,11 @@ def _drop(alias: str, name: str) -> Dropped:
     for step in (_retire, _detach):
         # Outside a transaction: this may be a deadlock's victim, and is then repeated.
         partition = patiently(partial(_find, alias, name))
-        if why := GONE if partition is None else partition.kept or step(alias, partition):
+        if (
+            why := GONE
+            if partition is None
+            else partition.kept or step(alias, partition)
+        ):
             return Dropped(kept={name: why})
     return _drop_detached(alias, name)
 
@@ -203,7 +223,9 @@ def _retire(alias: str, partition: Partition) -> str:
             locked = _find(alias, name)
             if locked and not locked.kept and not locked.retired:
                 cursor.execute(f"TRUNCATE TABLE {name}")
-                cursor.execute(f"ALTER TABLE {name} ADD CONSTRAINT {RETIRED} CHECK (false)")
+                cursor.execute(
+                    f"ALTER TABLE {name} ADD CONSTRAINT {RETIRED} CHECK (false)"
+                )
             return locked.kept if locked else GONE
 
     if partition.retired:
@@ -250,7 +272,14 @@ def _drop_detached(alias: str, name: str) -> Dropped:
 
 # --- Figures ---------------------------------------------------------------------------------------------------------
 
-GAUGES = (Gauge("partitions_ahead", "for how long, from now on, new records have partitions", {"": "ahead"}, unit="s"),)
+GAUGES = (
+    Gauge(
+        "partitions_ahead",
+        "for how long, from now on, new records have partitions",
+        {"": "ahead"},
+        unit="s",
+    ),
+)
 
 
 def _ahead(using: str) -> Mapping[str, Figures]:
@@ -259,7 +288,9 @@ def _ahead(using: str) -> Mapping[str, Figures]:
         return {}
     found = read_layout(using=using)
     until = found.covered_until
-    return {} if until is None else {using: {"ahead": (until - found.now).total_seconds()}}
+    return (
+        {} if until is None else {using: {"ahead": (until - found.now).total_seconds()}}
+    )
 
 
 FAMILY = GaugeFamily("database", GAUGES, _ahead)
@@ -267,6 +298,9 @@ FAMILY = GaugeFamily("database", GAUGES, _ahead)
 
 def delay(using: str) -> float:
     """Return for how many seconds a record may be due before its partition can be dropped: one partition's time."""
-    if connections[using].vendor != "postgresql" or not read_layout(using=using).partitioned:
+    if (
+        connections[using].vendor != "postgresql"
+        or not read_layout(using=using).partitioned
+    ):
         return 0.0
     return DAY

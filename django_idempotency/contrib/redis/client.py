@@ -65,7 +65,11 @@ class RedisOptions:
             )
 
     def make_client(self) -> Any:
-        client = import_string(self.client)() if self.client is not None else self._new_client()
+        client = (
+            import_string(self.client)()
+            if self.client is not None
+            else self._new_client()
+        )
         if client.get_encoder().decode_responses:
             raise ImproperlyConfigured(
                 "The client of a Redis store has decode_responses=True, but responses are bytes."
@@ -101,7 +105,9 @@ def redis_errors() -> Iterator[None]:
     try:
         yield
     except exceptions.ResponseError as error:
-        raise (StoreUnavailable if isinstance(error, TRANSIENT) else StoreRefused)(_described(error)) from error
+        raise (StoreUnavailable if isinstance(error, TRANSIENT) else StoreRefused)(
+            _described(error)
+        ) from error
     except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
         raise StoreUnavailable(_described(error)) from error
 
@@ -167,7 +173,9 @@ class Connection:
             return [_reply(connection) for _command in commands]
 
         try:
-            replies = connection.retry.call_with_retry(ask, lambda _error: connection.disconnect())
+            replies = connection.retry.call_with_retry(
+                ask, lambda _error: connection.disconnect()
+            )
             if any(isinstance(reply, TRANSIENT) for reply in replies):
                 connection.disconnect()
             return list(replies)
@@ -182,7 +190,13 @@ class Connection:
         if self.is_cluster or len(calls) < 2:
             return [self.run(script, *call) for call in calls]
         with redis_errors():
-            results = self._ask(self.client, *(("EVALSHA", script.sha, *_keys(key), *values) for key, *values in calls))
+            results = self._ask(
+                self.client,
+                *(
+                    ("EVALSHA", script.sha, *_keys(key), *values)
+                    for key, *values in calls
+                ),
+            )
             for number, result in enumerate(results):
                 if isinstance(result, exceptions.NoScriptError):
                     results[number] = self.run(script, *calls[number])
@@ -200,25 +214,37 @@ class Connection:
         with redis_errors():
             node = self.client
             if self.is_cluster:
-                node = self.client.get_redis_connection(self.client.get_node_from_key(key))
+                node = self.client.get_redis_connection(
+                    self.client.get_node_from_key(key)
+                )
             result, acknowledged = self._run_and_wait(node, script, key, *values)
         wanted = self.options.replicas if self.options.durability == "replicas" else 1
         if acknowledged < wanted:
-            raise TooFew(f"Redis: {acknowledged} of {wanted} acknowledgements within the durability_timeout.")
+            raise TooFew(
+                f"Redis: {acknowledged} of {wanted} acknowledgements within the durability_timeout."
+            )
         return result
 
-    def _run_and_wait(self, node: Any, script: Script, key: str, *values: Any) -> tuple[Any, int]:
+    def _run_and_wait(
+        self, node: Any, script: Script, key: str, *values: Any
+    ) -> tuple[Any, int]:
         for name, text_or_sha in (("EVALSHA", script.sha), ("EVAL", script.source)):
             # On one connection: WAIT applies to its own writes.
-            result, acknowledged = self._ask(node, (name, text_or_sha, *_keys(key), *values), self._wait())
+            result, acknowledged = self._ask(
+                node, (name, text_or_sha, *_keys(key), *values), self._wait()
+            )
             if not isinstance(result, exceptions.NoScriptError):
                 break
         for reply in (result, acknowledged):
             if isinstance(reply, Exception):
-                if self.is_cluster and isinstance(reply, TRANSIENT):  # another node may have the key
+                if self.is_cluster and isinstance(
+                    reply, TRANSIENT
+                ):  # another node may have the key
                     self.client.nodes_manager.initialize()
                 raise reply
-        return result, acknowledged[0] if isinstance(acknowledged, list) else int(acknowledged)
+        return result, acknowledged[0] if isinstance(acknowledged, list) else int(
+            acknowledged
+        )
 
     def _wait(self) -> tuple[Any, ...]:
         milliseconds = max(1, round(self.options.durability_timeout * 1000))
@@ -239,7 +265,10 @@ class Connection:
         with redis_errors():
             if not self.is_cluster:
                 return [ask(self.client)]
-            return [ask(self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
+            return [
+                ask(self.client.get_redis_connection(node))
+                for node in self.client.get_primaries()
+            ]
 
 
 @lru_cache(maxsize=16)

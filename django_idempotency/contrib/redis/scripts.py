@@ -14,7 +14,17 @@ from __future__ import annotations
 from hashlib import sha1
 
 FIELDS = (
-    *("scope", "key", "fingerprint", "mode", "hold_on_crash", "created_at", "status", "attempts", "on_hold"),
+    *(
+        "scope",
+        "key",
+        "fingerprint",
+        "mode",
+        "hold_on_crash",
+        "created_at",
+        "status",
+        "attempts",
+        "on_hold",
+    ),
     *("reason", "token", "locked_at", "locked_until", "expires_at"),
     *("response_status", "response_headers", "response_body", "has_body"),
 )

@@ -17,11 +17,26 @@ from uuid import UUID
 from django.utils.translation import gettext_noop
 
 from django_idempotency.contrib.redis import scripts
-from django_idempotency.contrib.redis.client import ID_LENGTH, Connection, RedisOptions, TooFew, connection
+from django_idempotency.contrib.redis.client import (
+    ID_LENGTH,
+    Connection,
+    RedisOptions,
+    TooFew,
+    connection,
+)
 from django_idempotency.models import Status, check_move
 from django_idempotency.stores.base import Seen, Store, Unlocked
-from django_idempotency.values.exceptions import StoreConflict, StoreRefused, StoreUnavailable
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.exceptions import (
+    StoreConflict,
+    StoreRefused,
+    StoreUnavailable,
+)
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Operation,
+    Snapshot,
+    StoredResponse,
+)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -57,21 +72,40 @@ class RedisStore(Store):
     # --- claiming
 
     def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | None:
-        values = (operation.scope, operation.key, token.hex, 1, *self._content(operation))
+        values = (
+            operation.scope,
+            operation.key,
+            token.hex,
+            1,
+            *self._content(operation),
+        )
         try:
             reply = self._durably(scripts.CLAIM, operation.id, *values)
         except TooFew as error:
             self.connection.run(scripts.RELEASE, self._key(operation.id), token.hex)
             raise StoreRefused(str(error)) from error
         record = _shown(operation.id, reply)
-        return Seen(record) if record else Claimed(operation, token, receipt=reply.decode())
+        return (
+            Seen(record)
+            if record
+            else Claimed(operation, token, receipt=reply.decode())
+        )
 
     def _content(self, operation: Operation) -> tuple[Any, ...]:
         """Return what a claim writes of the operation and the policy."""
         mode, hold = self.policy.mode, self.policy.holds_on_crash
-        kept = FOREVER if hold else self._kept_in_progress()  # an operator may have to decide on it
+        kept = (
+            FOREVER if hold else self._kept_in_progress()
+        )  # an operator may have to decide on it
         what = (operation.method, operation.path, operation.fingerprint)
-        return (*what, mode.word, int(hold), _micro(mode.seconds), _micro(self.policy.retention), kept)
+        return (
+            *what,
+            mode.word,
+            int(hold),
+            _micro(mode.seconds),
+            _micro(self.policy.retention),
+            kept,
+        )
 
     def _kept_in_progress(self) -> int:
         return _milli(self.policy.mode.seconds + ABANDONED)
@@ -85,7 +119,9 @@ class RedisStore(Store):
         values = (_as_seen(record), token.hex, claim.attempt, *self._content(operation))
         try:
             if not self._durably(scripts.REASSIGN, record.id, *values):
-                raise StoreConflict(f"The record {record.id} changed while it was being taken over.")
+                raise StoreConflict(
+                    f"The record {record.id} changed while it was being taken over."
+                )
         except TooFew as error:
             with suppress(TooFew):
                 self._end(claim, Status.FAILED, reason=TAKEOVER_NOT_ACKNOWLEDGED)
@@ -96,14 +132,18 @@ class RedisStore(Store):
         check_move(record.status, Status.FAILED)
         values = (_as_seen(record), reason, _micro(self.policy.retention))
         if not self._durably(scripts.HOLD, record.id, *values):
-            raise StoreConflict(f"The record {record.id} changed while it was being put on hold.")
+            raise StoreConflict(
+                f"The record {record.id} changed while it was being put on hold."
+            )
 
     def read(self, id: UUID) -> Snapshot | None:
         return _shown(id, self.connection.run(scripts.READ, self._key(id)))
 
     # --- running
 
-    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+    def complete(
+        self, claim: Claimed, response: StoredResponse, *, failure: bool = False
+    ) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
         return self._end(claim, status, response=response)
 
@@ -120,22 +160,37 @@ class RedisStore(Store):
         response: StoredResponse | None = None,
     ) -> bool:
         kept = FOREVER if on_hold else _milli(self.policy.kept_for)
-        ends = (claim.token.hex, status.value, reason, int(on_hold), _micro(self.policy.retention), kept)
+        ends = (
+            claim.token.hex,
+            status.value,
+            reason,
+            int(on_hold),
+            _micro(self.policy.retention),
+            kept,
+        )
         return bool(self._durably(scripts.END, claim.id, *ends, *_response(response)))
 
     def release(self, claim: Claimed) -> bool:
-        return bool(self.connection.run(scripts.RELEASE, self._key(claim.id), claim.token.hex))
+        return bool(
+            self.connection.run(scripts.RELEASE, self._key(claim.id), claim.token.hex)
+        )
 
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
         claims = list(claims)
         times = (_micro(self.policy.mode.seconds), self._kept_in_progress())
         calls = [(self._key(claim.id), claim.token.hex, *times) for claim in claims]
         renewed = self.connection.run_each(scripts.RENEW, calls)
-        return {claim.token for claim, held in zip(claims, renewed, strict=True) if held}
+        return {
+            claim.token for claim, held in zip(claims, renewed, strict=True) if held
+        }
 
     def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
         left = self.connection.run_each(scripts.LEASE_LEFT, self._calls(records))
-        return {token: int(lasts) * MICROSECOND for token, lasts in zip(records, left, strict=True) if lasts}
+        return {
+            token: int(lasts) * MICROSECOND
+            for token, lasts in zip(records, left, strict=True)
+            if lasts
+        }
 
     def expire(self, records: Mapping[UUID, UUID]) -> None:
         self.connection.run_each(scripts.EXPIRE, self._calls(records))
@@ -147,7 +202,10 @@ class RedisStore(Store):
         return _moment(claim.receipt.encode()) if claim.receipt else None
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
-        self.connection.run_each(scripts.COUNT_REPLAYS, [(self._key(id), count) for id, count in counts.items()])
+        self.connection.run_each(
+            scripts.COUNT_REPLAYS,
+            [(self._key(id), count) for id, count in counts.items()],
+        )
 
     # --- maintenance
 
@@ -162,17 +220,31 @@ class RedisStore(Store):
 
     def unfinished(self) -> Iterator[Snapshot]:
         """Yield at most ``MOST_UNFINISHED`` records of each of the ``GROUPS``, those on hold first."""
-        groups = [(self._key(UUID(bytes=bytes([group, *bytes(15)]))), MOST_UNFINISHED) for group in range(GROUPS)]
-        ids = [UUID(id.decode()) for found in self.connection.run_each(scripts.UNFINISHED, groups) for id in found]
-        for some in (ids[first : first + AT_ONCE] for first in range(0, len(ids), AT_ONCE)):
-            reply = self.connection.run_each(scripts.READ_UNFINISHED, [(self._key(id),) for id in some])
+        groups = [
+            (self._key(UUID(bytes=bytes([group, *bytes(15)]))), MOST_UNFINISHED)
+            for group in range(GROUPS)
+        ]
+        ids = [
+            UUID(id.decode())
+            for found in self.connection.run_each(scripts.UNFINISHED, groups)
+            for id in found
+        ]
+        for some in (
+            ids[first : first + AT_ONCE] for first in range(0, len(ids), AT_ONCE)
+        ):
+            reply = self.connection.run_each(
+                scripts.READ_UNFINISHED, [(self._key(id),) for id in some]
+            )
             yield from filter(None, map(_shown, some, reply))
 
     def delete(self, record: Snapshot) -> bool:
         return bool(self._durably(scripts.DELETE, record.id, _as_seen(record)))
 
     def _pattern(self) -> str:
-        escaped = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in self.options.prefix)
+        escaped = "".join(
+            f"\\{letter}" if letter in "*?[]\\^" else letter
+            for letter in self.options.prefix
+        )
         return escaped + "{??}" + "?" * ID_LENGTH
 
     def objections(self) -> list[str]:
@@ -219,7 +291,12 @@ def _as_seen(record: Snapshot) -> str:
 def _response(response: StoredResponse | None) -> tuple[Any, ...]:
     if response is None:
         return "", "", "", 0
-    return response.status, json.dumps(response.headers), response.body or b"", int(response.body is not None)
+    return (
+        response.status,
+        json.dumps(response.headers),
+        response.body or b"",
+        int(response.body is not None),
+    )
 
 
 def _shown(id: UUID, reply: bytes) -> Snapshot | None:
@@ -234,8 +311,29 @@ def _shown(id: UUID, reply: bytes) -> Snapshot | None:
 
 def _snapshot(id: UUID, now: bytes, values: Sequence[bytes]) -> Snapshot:
     """Return a record. ``values``: those of ``scripts.FIELDS``."""
-    scope, key, fingerprint, mode, hold_on_crash, created_at, status, attempts, on_hold, *more = values
-    reason, token, locked_at, locked_until, expires_at, response_status, headers, body, has_body = more
+    (
+        scope,
+        key,
+        fingerprint,
+        mode,
+        hold_on_crash,
+        created_at,
+        status,
+        attempts,
+        on_hold,
+        *more,
+    ) = values
+    (
+        reason,
+        token,
+        locked_at,
+        locked_until,
+        expires_at,
+        response_status,
+        headers,
+        body,
+        has_body,
+    ) = more
     return Snapshot(
         id=id,
         scope=scope.decode(),

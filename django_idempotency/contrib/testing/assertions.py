@@ -64,7 +64,9 @@ def assert_idempotent(
 
     Raises ``AssertionError``, also if the first request had no effect, because then the test would show nothing.
     """
-    call = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore)
+    call = Call(
+        client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore
+    )
     retry = replace(call, client=_with_cookies_of_now(client))
     before = call.observe()
     response = call.send()
@@ -80,7 +82,14 @@ def assert_idempotent(
         *differences_of_headers(response, again, ignore_headers),
     ]
     if faults:
-        raise AssertionError("\n".join([f"{call} was sent again with its key:", *(f"  {line}" for line in faults)]))
+        raise AssertionError(
+            "\n".join(
+                [
+                    f"{call} was sent again with its key:",
+                    *(f"  {line}" for line in faults),
+                ]
+            )
+        )
     return response
 
 
@@ -114,16 +123,25 @@ def crash_after_effect(
     seconds the retry is repeated while it is refused. The other arguments are those of ``assert_idempotent``. Raises
     ``AssertionError``, and ``RuntimeError`` inside the transaction of a test case.
     """
-    if any(connection.in_atomic_block for connection in connections.all(initialized_only=True)):
+    if any(
+        connection.in_atomic_block
+        for connection in connections.all(initialized_only=True)
+    ):
         raise RuntimeError(
             "crash_after_effect() needs real commits: TransactionTestCase or django_db(transaction=True)."
         )
-    call = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore)
+    call = Call(
+        client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore
+    )
     before = call.observe()
 
     def look() -> dict[str, Any]:
         """Return how effects outside of the memory of this process have grown, as it comes out of the child's pipe."""
-        grown = {name: size for name, size in growth(before, call.observe()).items() if name != "mail.outbox"}
+        grown = {
+            name: size
+            for name, size in growth(before, call.observe()).items()
+            if name != "mail.outbox"
+        }
         return json.loads(json.dumps(grown, default=str))  # type: ignore[no-any-return]
 
     look()  # effects that can't be measured are refused here, not in the child
@@ -131,7 +149,9 @@ def crash_after_effect(
     response = call.until_answered(patience)
     grown = look()
     if not once:
-        raise AssertionError(f"{call} had no visible effect; pass what it changes as effects=….")
+        raise AssertionError(
+            f"{call} had no visible effect; pass what it changes as effects=…."
+        )
     if grown != once:
         raise AssertionError(
             f"{call} crashed after its effects {once}. After the retry there are {grown or 'none'}. The response to "
@@ -161,9 +181,14 @@ class Call:
         return f"{self.method.upper()} {self.path}"
 
     def send(self) -> Any:
-        headers = {**(self.options.get("headers") or {}), conf().header: f'"{self.key}"'}
+        headers = {
+            **(self.options.get("headers") or {}),
+            conf().header: f'"{self.key}"',
+        }
         body = {} if self.data is None else {"data": self.data}
-        return getattr(self.client, self.method.lower())(self.path, **{**self.options, **body, "headers": headers})
+        return getattr(self.client, self.method.lower())(
+            self.path, **{**self.options, **body, "headers": headers}
+        )
 
     def observe(self) -> Observed:
         return observe(self.effects, ignore=self.ignore)
@@ -173,7 +198,10 @@ class Call:
         deadline = time.monotonic() + patience
         while True:
             response = self.send()
-            waits = response.status_code in BUSY and code(response) != "idempotency_key_on_hold"
+            waits = (
+                response.status_code in BUSY
+                and code(response) != "idempotency_key_on_hold"
+            )
             if not waits or time.monotonic() > deadline:
                 return response
             time.sleep(PAUSE)
@@ -190,15 +218,21 @@ def _with_cookies_of_now(client: Any) -> Any:
 # --- A child process that dies ---------------------------------------------------------------------------------------
 
 
-def _effects_of_a_child(call: Call, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _effects_of_a_child(
+    call: Call, look: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """Have a child process serve the request and die; return what ``look`` showed it then."""
-    for connection in connections.all(initialized_only=True):  # the child must not use them
+    for connection in connections.all(
+        initialized_only=True
+    ):  # the child must not use them
         connection.close()
         if hasattr(connection, "close_pool"):
             connection.close_pool()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork beside threads; the child uses none of them
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # about a fork beside threads; the child uses none of them
         child = os.fork()
     if child == 0:
         os.close(reading)
@@ -213,7 +247,9 @@ def _effects_of_a_child(call: Call, look: Callable[[], dict[str, Any]]) -> dict[
     raise AssertionError(f"{call}: no view was run under the key: {said}")
 
 
-def _serve_and_die(call: Call, look: Callable[[], dict[str, Any]], pipe: TextIO) -> NoReturn:
+def _serve_and_die(
+    call: Call, look: Callable[[], dict[str, Any]], pipe: TextIO
+) -> NoReturn:
     """Serve the request in this process, and kill the process when the view's verdict is about to be carried out."""
     from django_idempotency.engine import Run
     from django_idempotency.models import IdempotencyRecord
@@ -224,8 +260,12 @@ def _serve_and_die(call: Call, look: Callable[[], dict[str, Any]], pipe: TextIO)
 
     def die(run: Run, *args: Any, **kwargs: Any) -> NoReturn:
         grown = look()
-        if not run.policy.is_atomic and run.store.transactional:  # as if the time of its lease had run out
-            rows = IdempotencyRecord.objects.using(run.store.name).filter(pk=run.claim.id, token=run.claim.token)
+        if (
+            not run.policy.is_atomic and run.store.transactional
+        ):  # as if the time of its lease had run out
+            rows = IdempotencyRecord.objects.using(run.store.name).filter(
+                pk=run.claim.id, token=run.claim.token
+            )
             rows.update(locked_until=F("locked_at"))
         say(grown)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -39,7 +39,9 @@ def differences(first: Any, second: Any) -> Iterator[str]:
         yield f"body {_shown(first.content)}, then {_shown(second.content)}"
 
 
-def differences_of_headers(first: Any, second: Any, ignore: Collection[str] = ()) -> Iterator[str]:
+def differences_of_headers(
+    first: Any, second: Any, ignore: Collection[str] = ()
+) -> Iterator[str]:
     """Describe how headers differ that are the same in a replay. ``ignore``: names of headers to leave out."""
     if not _is_stored(first, second):  # the headers describe the body
         return
@@ -62,7 +64,9 @@ def _streams(response: Any) -> bool:
 
 def code(response: Any) -> str | None:
     """Return the ``code`` of a problem response; ``None`` for any other response."""
-    if _streams(response) or PROBLEM_JSON not in response.headers.get("Content-Type", ""):
+    if _streams(response) or PROBLEM_JSON not in response.headers.get(
+        "Content-Type", ""
+    ):
         return None
     try:
         found = json.loads(response.content)
@@ -104,13 +108,20 @@ def observe(effects: Effects = None, *, ignore: Collection[str] = ()) -> Observe
         sent = {"mail.outbox": len(mail.outbox)} if hasattr(mail, "outbox") else {}
         return {**_tables({label.lower() for label in ignore} | NO_EFFECTS), **sent}
     seen = effects if isinstance(effects, QuerySet) else effects()
-    return {"effects": _rows(seen.all()) if isinstance(seen, QuerySet) else deepcopy(seen)}
+    return {
+        "effects": _rows(seen.all()) if isinstance(seen, QuerySet) else deepcopy(seen)
+    }
 
 
 def changes(before: Observed, after: Observed) -> list[str]:
     """Describe what has changed, with a line for each name; an empty list if nothing has."""
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return [f"{name}: {_change(before.get(name, Rows(0)), after.get(name, Rows(0)))}" for name in names]
+    names = [
+        name for name in {**before, **after} if before.get(name) != after.get(name)
+    ]
+    return [
+        f"{name}: {_change(before.get(name, Rows(0)), after.get(name, Rows(0)))}"
+        for name in names
+    ]
 
 
 def growth(before: Observed, after: Observed) -> dict[str, Any]:
@@ -118,13 +129,17 @@ def growth(before: Observed, after: Observed) -> dict[str, Any]:
 
     Raises ``TypeError`` for a value that has no size.
     """
-    grown = {name: _size(after.get(name, 0)) - _size(before.get(name, 0)) for name in {**before, **after}}
+    grown = {
+        name: _size(after.get(name, 0)) - _size(before.get(name, 0))
+        for name in {**before, **after}
+    }
     return {name: size for name, size in grown.items() if size}
 
 
 def _tables(ignore: Collection[str]) -> dict[str, Rows]:
     return {
-        model._meta.label + ("" if connection.alias == "default" else f" on {connection.alias}"): _rows(
+        model._meta.label
+        + ("" if connection.alias == "default" else f" on {connection.alias}"): _rows(
             model._base_manager.using(connection.alias).all()
         )
         for connection in connections.all()
@@ -132,18 +147,29 @@ def _tables(ignore: Collection[str]) -> dict[str, Rows]:
     }
 
 
-def _models(connection: BaseDatabaseWrapper, ignore: Collection[str]) -> Iterator[type[Model]]:
+def _models(
+    connection: BaseDatabaseWrapper, ignore: Collection[str]
+) -> Iterator[type[Model]]:
     if connection.settings_dict.get("TEST", {}).get("MIRROR"):
         return
     try:
         tables = set(connection.introspection.table_names())
-    except (AssertionError, RuntimeError):  # Django's and pytest-django's: the test may not use this database
+    except (
+        AssertionError,
+        RuntimeError,
+    ):  # Django's and pytest-django's: the test may not use this database
         return
     for model in apps.get_models(include_auto_created=True):
         options = model._meta
-        if options.app_label == OWN_APP or options.label_lower in ignore or options.proxy:
+        if (
+            options.app_label == OWN_APP
+            or options.label_lower in ignore
+            or options.proxy
+        ):
             continue
-        if options.db_table in tables and router.allow_migrate_model(connection.alias, model):
+        if options.db_table in tables and router.allow_migrate_model(
+            connection.alias, model
+        ):
             yield model
 
 
@@ -152,7 +178,10 @@ def _rows(found: QuerySet[Any]) -> Rows:
     if not 0 < count <= MOST_ROWS:
         return Rows(count)
     rows = found if found.query.is_sliced else found.order_by()
-    plain = ([bytes(it) if isinstance(it, memoryview) else it for it in row] for row in rows.values_list().iterator())
+    plain = (
+        [bytes(it) if isinstance(it, memoryview) else it for it in row]
+        for row in rows.values_list().iterator()
+    )
     return Rows(count, sum(hash(repr(row)) for row in plain))
 
 
@@ -161,7 +190,9 @@ def _size(value: Any) -> Any:
         return value.count
     size = len(value) if hasattr(value, "__len__") else value
     if not hasattr(size, "__sub__"):
-        raise TypeError(f"effects returned {value!r}; here it has to return a number or a collection.")
+        raise TypeError(
+            f"effects returned {value!r}; here it has to return a number or a collection."
+        )
     return size
 
 

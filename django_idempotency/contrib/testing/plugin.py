@@ -28,7 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "the second one gets a different response or changes something. With '=all', give every unsafe request a key.",
     )
     parser.addini(
-        IGNORE, "Labels of models whose rows are not effects, such as audit.Request.", type="args", default=[]
+        IGNORE,
+        "Labels of models whose rows are not effects, such as audit.Request.",
+        type="args",
+        default=[],
     )
 
 
@@ -73,19 +76,28 @@ class _Twice:
                 yield
             finally:
                 item.stash[SENT] += sent
-                item.user_properties += [(OPTION, [f"{one.method} {one.route}", bool(one.differences)]) for one in sent]
+                item.user_properties += [
+                    (OPTION, [f"{one.method} {one.route}", bool(one.differences)])
+                    for one in sent
+                ]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count what a test has sent. With pytest-xdist, its workers' reports come to the process that sums up."""
         if report.when == "teardown":
-            sent: list[Any] = [value for name, value in report.user_properties if name == OPTION]
+            sent: list[Any] = [
+                value for name, value in report.user_properties if name == OPTION
+            ]
             self.sent.update(named for named, _differs in sent)
             self.differed.update(named for named, differs in sent if differs)
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
         write = terminalreporter.write_line
         terminalreporter.section("requests sent twice")
-        write(f"{self.sent.total()} requests were sent twice; {self.differed.total()} differed the second time")
+        write(
+            f"{self.sent.total()} requests were sent twice; {self.differed.total()} differed the second time"
+        )
         for name, count in sorted(self.differed.items()):
             write(f"{name}: {count} of {self.sent[name]}", red=True)
 

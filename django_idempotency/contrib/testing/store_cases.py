@@ -18,7 +18,14 @@ from django.db import connections
 from django_idempotency import engine
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Seen, Store
-from django_idempotency.values.outcomes import Claimed, Mismatch, Operation, Outcome, Snapshot, Verdict
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Mismatch,
+    Operation,
+    Outcome,
+    Snapshot,
+    Verdict,
+)
 from django_idempotency.values.policy import Policy
 
 T = TypeVar("T")
@@ -41,18 +48,32 @@ class StoreCase:
     def store(self, **options: Any) -> Store:
         return store_for(self.policy(**options))
 
-    def operation(self, key: str | None = None, *, body: bytes = b"", scope: str = "contract") -> Operation:
-        return Operation(scope, key or str(uuid4()), hashlib.sha256(body).digest(), "POST", "/charges/")
+    def operation(
+        self, key: str | None = None, *, body: bytes = b"", scope: str = "contract"
+    ) -> Operation:
+        return Operation(
+            scope,
+            key or str(uuid4()),
+            hashlib.sha256(body).digest(),
+            "POST",
+            "/charges/",
+        )
 
-    def claimed(self, store: Store | None = None, operation: Operation | None = None) -> Claimed:
+    def claimed(
+        self, store: Store | None = None, operation: Operation | None = None
+    ) -> Claimed:
         claim = (store or self.store()).claim(operation or self.operation(), uuid4())
         assert isinstance(claim, Claimed), f"a new key was not claimed: {claim}"
         return claim
 
-    def claimed_again(self, operation: Operation, token: UUID | None = None) -> Snapshot:
+    def claimed_again(
+        self, operation: Operation, token: UUID | None = None
+    ) -> Snapshot:
         """Claim a key that has a record, and return the record that this shows."""
         seen = self.store().claim(operation, token or uuid4())
-        assert isinstance(seen, Seen), f"a claim of a key that has a record returned {seen}"
+        assert isinstance(seen, Seen), (
+            f"a claim of a key that has a record returned {seen}"
+        )
         return seen.record
 
     def seen(self, claim: Claimed, **expected: Any) -> Snapshot:
@@ -78,7 +99,9 @@ class StoreCase:
     @contextmanager
     def shown(self, claim: Claimed) -> Iterator[Snapshot]:
         with self.store().try_lock(claim.id) as record:
-            assert isinstance(record, Snapshot), f"a record that is not locked was reported as {record}"
+            assert isinstance(record, Snapshot), (
+                f"a record that is not locked was reported as {record}"
+            )
             yield record
 
     def taken_over(self, claim: Claimed, token: UUID | None = None) -> Claimed:
@@ -112,13 +135,17 @@ class StoreCase:
     def after(self, moment: datetime) -> None:
         deadline = time.monotonic() + PATIENCE
         while self.seen(self.claimed()).now <= moment:
-            assert time.monotonic() < deadline, f"the store's clock does not reach {moment}"
+            assert time.monotonic() < deadline, (
+                f"the store's clock does not reach {moment}"
+            )
             time.sleep(0.05)
 
     def asked(self, operation: Operation, **options: Any) -> Outcome:
         return engine.claim(operation, self.policy(**options))
 
-    def performed(self, operation: Operation, verdict: Verdict, **options: Any) -> Claimed:
+    def performed(
+        self, operation: Operation, verdict: Verdict, **options: Any
+    ) -> Claimed:
         claim = self.asked(operation, **options)
         assert isinstance(claim, Claimed), f"could not be run: {claim}"
         with engine.execution(claim, self.policy(**options)) as execution:

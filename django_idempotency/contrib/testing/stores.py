@@ -17,7 +17,12 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 from django_idempotency import engine
-from django_idempotency.contrib.testing.store_cases import PATIENCE, RIVALS, StoreCase, still
+from django_idempotency.contrib.testing.store_cases import (
+    PATIENCE,
+    RIVALS,
+    StoreCase,
+    still,
+)
 from django_idempotency.engine.claims import duplicate
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Seen, Store, Unlocked
@@ -34,7 +39,9 @@ from django_idempotency.values.outcomes import (
 )
 from django_idempotency.values.policy import Lease
 
-RESPONSE = StoredResponse(201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff\r\n{}")
+RESPONSE = StoredResponse(
+    201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff\r\n{}"
+)
 OTHER = StoredResponse(200, (), b"another")
 ROUNDS = 5
 SHORTEST = 1  # seconds; a policy's least lease and retention
@@ -51,7 +58,9 @@ WRITES: dict[str, Callable[[Store, Claimed], object]] = {
 }
 # What a caller that finds the owner dead does with the record that it was shown.
 CHANGES: dict[str, Callable[[Store, Snapshot, Operation], object]] = {
-    "reassign": lambda store, record, operation: store.reassign(record, operation, uuid4()),
+    "reassign": lambda store, record, operation: store.reassign(
+        record, operation, uuid4()
+    ),
     "hold": lambda store, record, _operation: store.hold(record, "outcome unknown"),
 }
 
@@ -64,8 +73,21 @@ class StoreContract(StoreCase):
     def test_a_first_claim_makes_a_record_that_is_being_processed(self) -> None:
         claim = self.claimed(self.store(mode=Lease(seconds=30), retention=100))
         made = claim.operation
-        record = self.seen(claim, id=claim.id, scope=made.scope, key=made.key, fingerprint=made.fingerprint)
-        self.seen(claim, status="processing", token=claim.token, attempts=1, mode="lease", hold_on_crash=False)
+        record = self.seen(
+            claim,
+            id=claim.id,
+            scope=made.scope,
+            key=made.key,
+            fingerprint=made.fingerprint,
+        )
+        self.seen(
+            claim,
+            status="processing",
+            token=claim.token,
+            attempts=1,
+            mode="lease",
+            hold_on_crash=False,
+        )
         self.seen(claim, on_hold=False, reason="", response=None)
         assert record.locked_at is not None
         assert self.lease_end(claim) - record.locked_at == timedelta(seconds=30)
@@ -74,17 +96,23 @@ class StoreContract(StoreCase):
     def test_a_second_claim_shows_the_record_and_changes_nothing(self) -> None:
         claim = self.claimed()
         with self.unchanged(claim.id, "a second claim"):
-            shown = self.claimed_again(self.operation(claim.operation.key, body=b"other"))
+            shown = self.claimed_again(
+                self.operation(claim.operation.key, body=b"other")
+            )
         assert still(shown) == still(self.seen(claim))
 
     def test_of_claims_at_once_one_makes_the_record(self) -> None:
         for _round in range(ROUNDS):
             operation, tokens = self.operation(), [uuid4() for _ in range(RIVALS)]
-            claims = self.at_once(lambda number: self.store().claim(operation, tokens[number]))  # noqa: B023
+            claims = self.at_once(
+                lambda number: self.store().claim(operation, tokens[number])  # noqa: B023
+            )
             won = [claim for claim in claims if isinstance(claim, Claimed)]
             assert len(won) == 1, f"{len(won)} claims succeeded"
             self.seen(won[0], token=won[0].token)
-            assert {claim.record.token for claim in claims if isinstance(claim, Seen)} <= {won[0].token}
+            assert {
+                claim.record.token for claim in claims if isinstance(claim, Seen)
+            } <= {won[0].token}
 
     def test_a_claim_that_is_repeated_finds_itself(self) -> None:
         claim = self.claimed()
@@ -92,14 +120,28 @@ class StoreContract(StoreCase):
 
     def test_a_key_is_its_own_in_every_scope(self) -> None:
         key = str(uuid4())
-        one, other = (self.claimed(operation=self.operation(key, scope=scope)) for scope in ("a", "b"))
+        one, other = (
+            self.claimed(operation=self.operation(key, scope=scope))
+            for scope in ("a", "b")
+        )
         self.store().complete(one, RESPONSE)
         self.seen(other, response=None)
 
     def test_scopes_keys_and_paths_are_kept_as_they_are(self) -> None:
-        operation = Operation("tenänt/\U0001f600:1 ", f'"{uuid4()}{{}}:*', bytes(range(32)), "PATCH", "/ä?b=%20")
+        operation = Operation(
+            "tenänt/\U0001f600:1 ",
+            f'"{uuid4()}{{}}:*',
+            bytes(range(32)),
+            "PATCH",
+            "/ä?b=%20",
+        )
         claim = self.claimed(operation=operation)
-        self.seen(claim, scope=operation.scope, key=operation.key, fingerprint=operation.fingerprint)
+        self.seen(
+            claim,
+            scope=operation.scope,
+            key=operation.key,
+            fingerprint=operation.fingerprint,
+        )
 
     def test_no_transaction_of_others_is_open(self) -> None:
         assert self.store().in_foreign_transaction() is False
@@ -113,10 +155,19 @@ class StoreContract(StoreCase):
 
     def test_a_response_is_kept_to_the_byte_and_seen_by_all_at_once(self) -> None:
         for failure, status in ((False, "completed"), (True, "failed")):
-            for response in (RESPONSE, StoredResponse(204, (), b""), StoredResponse(200, (("A", "é"),), None)):
+            for response in (
+                RESPONSE,
+                StoredResponse(204, (), b""),
+                StoredResponse(200, (("A", "é"),), None),
+            ):
                 claim = self.claimed()
                 assert self.store().complete(claim, response, failure=failure)
-                expected = {"response": response, "status": status, "token": None, "locked_until": None}
+                expected = {
+                    "response": response,
+                    "status": status,
+                    "token": None,
+                    "locked_until": None,
+                }
                 self.at_once(lambda _number: self.seen(claim, **expected), 1)  # noqa: B023
                 assert self.claimed_again(claim.operation).response == response
 
@@ -124,20 +175,33 @@ class StoreContract(StoreCase):
         claim = self.claimed()
         self.store(retention=100).complete(claim, RESPONSE)
         record = self.seen(claim)
-        assert timedelta() <= record.now + timedelta(seconds=100) - record.expires_at < SLACK
+        assert (
+            timedelta()
+            <= record.now + timedelta(seconds=100) - record.expires_at
+            < SLACK
+        )
 
     def test_a_response_is_final(self) -> None:
         claim = self.claimed()
         assert self.store().complete(claim, RESPONSE)
         for name, write in WRITES.items():
             with self.unchanged(claim.id, name):
-                assert not write(self.store(), claim), f"{name} says that it changed a completed record"
+                assert not write(self.store(), claim), (
+                    f"{name} says that it changed a completed record"
+                )
 
     def test_a_failure_leaves_its_reason(self) -> None:
         for on_hold in (False, True):
             claim = self.claimed()
             assert self.store().fail(claim, "brøke", on_hold=on_hold)
-            self.seen(claim, status="failed", reason="brøke", on_hold=on_hold, token=None, response=None)
+            self.seen(
+                claim,
+                status="failed",
+                reason="brøke",
+                on_hold=on_hold,
+                token=None,
+                response=None,
+            )
 
     def test_a_released_key_is_as_if_never_used(self) -> None:
         claim = self.claimed()
@@ -151,7 +215,9 @@ class StoreContract(StoreCase):
             assert self.store().renew([claim]) == {claim.token}
             assert WRITES[end](self.store(), claim)
             record = self.store().read(claim.id)
-            assert record is None or record.response == OTHER, "a renewal was written after the end"
+            assert record is None or record.response == OTHER, (
+                "a renewal was written after the end"
+            )
 
     # --- fencing
 
@@ -163,7 +229,9 @@ class StoreContract(StoreCase):
                 WRITES[end](self.store(), owner)
             for name, write in WRITES.items():
                 with self.unchanged(lost.id, f"{name} by a stale token"):
-                    assert not write(self.store(), lost), f"{name} by a stale token was accepted after {end}"
+                    assert not write(self.store(), lost), (
+                        f"{name} by a stale token was accepted after {end}"
+                    )
 
     def test_a_lease_is_renewed_for_those_who_hold_it(self) -> None:
         store = self.store(mode=Lease(seconds=30))
@@ -171,23 +239,44 @@ class StoreContract(StoreCase):
         owner = self.taken_over(lost)
         store.complete(done, RESPONSE)
         before = {claim.id: self.lease_end(claim) for claim in living}
-        assert store.renew([*claims, owner]) == {claim.token for claim in [*living, owner]}
+        assert store.renew([*claims, owner]) == {
+            claim.token for claim in [*living, owner]
+        }
         for claim in living:
             until = self.lease_end(claim)
             assert until > before[claim.id]
-            assert timedelta() <= self.seen(claim).now + timedelta(seconds=30) - until < SLACK
+            assert (
+                timedelta()
+                <= self.seen(claim).now + timedelta(seconds=30) - until
+                < SLACK
+            )
         assert store.renew([]) == set()
 
     def test_how_long_leases_last_is_told_of_those_there_are(self) -> None:
-        short, long = (self.claimed(self.store(mode=mode)) for mode in (SHORT_LEASE, Lease(seconds=100)))
+        short, long = (
+            self.claimed(self.store(mode=mode))
+            for mode in (SHORT_LEASE, Lease(seconds=100))
+        )
         done, gone = self.claimed(), self.claimed()
         self.store().complete(done, RESPONSE)
         self.store().release(gone)
         self.after(self.lease_end(short))
-        left = self.store().leases_left({claim.token: claim.id for claim in (short, long, done, gone)})
+        left = self.store().leases_left(
+            {claim.token: claim.id for claim in (short, long, done, gone)}
+        )
         assert left.keys() == {short.token, long.token}
-        assert -SLACK * 4 < left[short.token] < timedelta() < left[long.token] <= timedelta(seconds=100)
-        assert self.store().leases_left({uuid4(): long.id}) == self.store().leases_left({}) == {}
+        assert (
+            -SLACK * 4
+            < left[short.token]
+            < timedelta()
+            < left[long.token]
+            <= timedelta(seconds=100)
+        )
+        assert (
+            self.store().leases_left({uuid4(): long.id})
+            == self.store().leases_left({})
+            == {}
+        )
 
     def test_only_a_lapsed_lease_expires_and_its_owner_may_renew_it(self) -> None:
         lapsed, living = self.claimed(self.store(mode=SHORT_LEASE)), self.claimed()
@@ -211,7 +300,13 @@ class StoreContract(StoreCase):
         other = self.operation(dead.operation.key, body=b"other")
         owner = self.taken_over(replace(dead, operation=other))
         assert (owner.attempt, owner.taken_over) == (2, True)
-        record = self.seen(dead, token=owner.token, attempts=2, status="processing", fingerprint=other.fingerprint)
+        record = self.seen(
+            dead,
+            token=owner.token,
+            attempts=2,
+            status="processing",
+            fingerprint=other.fingerprint,
+        )
         assert self.lease_end(dead) > record.now
 
     def test_a_retry_of_a_failure_starts_with_nothing_of_it(self) -> None:
@@ -224,28 +319,44 @@ class StoreContract(StoreCase):
     def test_of_takeovers_at_once_one_succeeds(self) -> None:
         def take_over(dead: Claimed, token: UUID) -> Claimed | None:
             with suppress(StoreConflict), self.store().try_lock(dead.id) as record:
-                return self.store().reassign(record, dead.operation, token) if isinstance(record, Snapshot) else None
+                return (
+                    self.store().reassign(record, dead.operation, token)
+                    if isinstance(record, Snapshot)
+                    else None
+                )
             return None
 
         for _round in range(ROUNDS):
             dead, tokens = self.claimed(), [uuid4() for _ in range(RIVALS)]
-            owners = [owner for owner in self.at_once(lambda number: take_over(dead, tokens[number])) if owner]  # noqa: B023
+            owners = [
+                owner
+                for owner in self.at_once(
+                    lambda number: take_over(dead, tokens[number])  # noqa: B023
+                )
+                if owner
+            ]
             assert owners, "no retry took over"
             # One may follow another. Then each gets a different attempt, and the record has the last one's token.
             owners.sort(key=lambda owner: owner.attempt)
             attempts = [owner.attempt for owner in owners]
-            assert attempts == [*range(2, 2 + len(owners))], f"simultaneous takeovers got the attempts {attempts}"
+            assert attempts == [*range(2, 2 + len(owners))], (
+                f"simultaneous takeovers got the attempts {attempts}"
+            )
             self.seen(dead, token=owners[-1].token, attempts=attempts[-1])
 
     def test_a_renewal_and_a_takeover_do_not_both_succeed(self) -> None:
         for name, write in WRITES.items():
             for change in CHANGES:
                 written, changed = self._meanwhile(write, CHANGES[change])
-                assert not (written and changed), f"{name} was accepted, and so was {change}"
+                assert not (written and changed), (
+                    f"{name} was accepted, and so was {change}"
+                )
                 assert written or changed, f"neither {name} nor {change} was accepted"
 
     def _meanwhile(
-        self, write: Callable[[Store, Claimed], object], change: Callable[[Store, Snapshot, Operation], object]
+        self,
+        write: Callable[[Store, Claimed], object],
+        change: Callable[[Store, Snapshot, Operation], object],
     ) -> tuple[bool, bool]:
         """Return whether an owner's ``write`` and the ``change`` of a rival, who looked before it, were accepted."""
         owner, changed = self.claimed(), False
@@ -261,7 +372,9 @@ class StoreContract(StoreCase):
         with ThreadPoolExecutor(1) as pool:
             with suppress(StoreConflict), self.shown(owner) as record:
                 writing = pool.submit(written)
-                with suppress(TimeoutError):  # if it takes the lock that is held here, it comes after the change
+                with suppress(
+                    TimeoutError
+                ):  # if it takes the lock that is held here, it comes after the change
                     writing.result(MEANWHILE)
                 change(self.store(), record, owner.operation)
                 changed = True
@@ -270,7 +383,9 @@ class StoreContract(StoreCase):
     def test_what_is_on_hold_stays_for_an_operator(self) -> None:
         claim = self.claimed()
         self.held(claim, self.store(retention=SHORTEST))
-        held = self.seen(claim, status="failed", on_hold=True, reason="outcome unknown", token=None)
+        held = self.seen(
+            claim, status="failed", on_hold=True, reason="outcome unknown", token=None
+        )
         self.after(held.expires_at)
         self.seen(claim, on_hold=True)
 
@@ -279,7 +394,10 @@ class StoreContract(StoreCase):
     def test_counting_replays_changes_nothing_else_and_makes_nothing(self) -> None:
         claim, absent = self.claimed(), self.operation()
         self.store().complete(claim, RESPONSE)
-        with self.unchanged(claim.id, "counting"), self.unchanged(absent.id, "counting"):
+        with (
+            self.unchanged(claim.id, "counting"),
+            self.unchanged(absent.id, "counting"),
+        ):
             self.store().count_replays({claim.id: 3, absent.id: 1})
 
     def test_the_clock_has_a_time_zone_and_goes_forward(self) -> None:
@@ -289,7 +407,9 @@ class StoreContract(StoreCase):
 
     def test_records_are_unfinished_until_they_have_ended(self) -> None:
         store = self.store()
-        running, completed, failed, released, held, lapsed, deleted, again = claims = [self.claimed() for _ in range(8)]
+        running, completed, failed, released, held, lapsed, deleted, again = claims = [
+            self.claimed() for _ in range(8)
+        ]
         store.complete(completed, RESPONSE)
         store.fail(failed, "broke")
         store.release(released)
@@ -299,15 +419,29 @@ class StoreContract(StoreCase):
         store.fail(again, "broke")
         self.taken_over(again)
         mine = {claim.id for claim in claims}
-        assert mine & {record.id for record in store.records()} == mine - {released.id, deleted.id}
-        left = {record.id: record.on_hold for record in store.unfinished() if record.id in mine}
-        assert left == {running.id: False, held.id: True, lapsed.id: True, again.id: False}
+        assert mine & {record.id for record in store.records()} == mine - {
+            released.id,
+            deleted.id,
+        }
+        left = {
+            record.id: record.on_hold
+            for record in store.unfinished()
+            if record.id in mine
+        }
+        assert left == {
+            running.id: False,
+            held.id: True,
+            lapsed.id: True,
+            again.id: False,
+        }
 
     def test_a_record_that_an_operator_was_shown_can_be_deleted(self) -> None:
         claim = self.claimed()
         shown = self.seen(claim)
         assert self.store().complete(claim, RESPONSE)
-        assert not self.store().delete(shown), "a record that had changed since it was shown was deleted"
+        assert not self.store().delete(shown), (
+            "a record that had changed since it was shown was deleted"
+        )
         assert self.store().delete(self.seen(claim, response=RESPONSE))
         assert self.store().read(claim.id) is None
 
@@ -348,7 +482,9 @@ class StoreContract(StoreCase):
     def test_what_has_expired_is_run_as_if_new(self) -> None:
         operation = self.operation()
         other = self.operation(operation.key, body=b"other")
-        claim = self.performed(operation, Keep(RESPONSE), mode=SHORT_LEASE, retention=SHORTEST)
+        claim = self.performed(
+            operation, Keep(RESPONSE), mode=SHORT_LEASE, retention=SHORTEST
+        )
         if record := self.store().read(claim.id):
             self.after(record.expires_at)
         again = self.performed(other, Keep(OTHER))
@@ -362,6 +498,8 @@ class StoreContract(StoreCase):
             with engine.execution(claim, self.policy()) as execution:
                 owner = self.taken_over(claim)
                 execution.verdict = Keep(OTHER)
-            raise AssertionError("the completion of an owner that lost its claim was accepted")
+            raise AssertionError(
+                "the completion of an owner that lost its claim was accepted"
+            )
         assert self.store().complete(owner, RESPONSE)
         assert self.asked(claim.operation) == Replay(RESPONSE)

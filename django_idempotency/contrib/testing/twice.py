@@ -16,7 +16,12 @@ from django.test import Client
 from django.test.client import FakePayload
 
 from django_idempotency.conf import conf
-from django_idempotency.contrib.testing.comparison import changes, code, differences, observe
+from django_idempotency.contrib.testing.comparison import (
+    changes,
+    code,
+    differences,
+    observe,
+)
 
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -31,11 +36,18 @@ class Repetition:
     differences: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.method} {self.path} was sent twice:", *(f"  {line}" for line in self.differences)])
+        return "\n".join(
+            [
+                f"{self.method} {self.path} was sent twice:",
+                *(f"  {line}" for line in self.differences),
+            ]
+        )
 
 
 @contextmanager
-def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Iterator[list[Repetition]]:
+def sending_twice(
+    *, every: bool = False, ignore: Collection[str] = ()
+) -> Iterator[list[Repetition]]:
     """Have ``Client`` and ``APIClient`` send unsafe requests with a key twice; yield what was sent.
 
     The test gets the first response. A retry must change no rows and send no mail, and get the same status and body.
@@ -53,9 +65,15 @@ def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Itera
     def request(client: Client, **sent: Any) -> Any:
         sent = client.defaults | sent
         stated = conf().meta_name in sent
-        wanted = sent.get("REQUEST_METHOD") in UNSAFE and (stated or every) and threading.get_ident() == thread
+        wanted = (
+            sent.get("REQUEST_METHOD") in UNSAFE
+            and (stated or every)
+            and threading.get_ident() == thread
+        )
         payload = sent.get("wsgi.input", FakePayload())
-        if not wanted or not isinstance(payload, FakePayload):  # a body that a test made itself may not be read
+        if not wanted or not isinstance(
+            payload, FakePayload
+        ):  # a body that a test made itself may not be read
             return send(client, **sent)
         body = payload.read()
 
@@ -76,7 +94,14 @@ def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Itera
                 client.cookies = after
             match = first.wsgi_request.resolver_match
             path = sent["PATH_INFO"]
-            found.append(Repetition(sent["REQUEST_METHOD"], f"/{match.route}" if match else path, path, differing))
+            found.append(
+                Repetition(
+                    sent["REQUEST_METHOD"],
+                    f"/{match.route}" if match else path,
+                    path,
+                    differing,
+                )
+            )
         return first
 
     Client.request = request  # type: ignore[method-assign, assignment]
@@ -86,13 +111,20 @@ def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Itera
         Client.request = send  # type: ignore[method-assign]
 
 
-def _differing(first: Any, send_again: Callable[[], Any], ignore: Collection[str]) -> tuple[str, ...]:
+def _differing(
+    first: Any, send_again: Callable[[], Any], ignore: Collection[str]
+) -> tuple[str, ...]:
     before = observe(ignore=ignore)
     with _undone():
         try:
             second = send_again()
-            return (*differences(first, second), *changes(before, observe(ignore=ignore)))
-        except Exception as error:  # the view's, or of a database transaction that it broke
+            return (
+                *differences(first, second),
+                *changes(before, observe(ignore=ignore)),
+            )
+        except (
+            Exception
+        ) as error:  # the view's, or of a database transaction that it broke
             return (f"raised {error!r}",)
 
 
@@ -103,7 +135,9 @@ def _undone() -> Iterator[None]:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and not connection.needs_rollback:
                 block: Any = transaction.atomic(using=connection.alias)
-                block._from_testcase = True  # as TestCase marks its own: a key may be claimed inside
+                block._from_testcase = (
+                    True  # as TestCase marks its own: a key may be claimed inside
+                )
                 stack.enter_context(block)
                 stack.callback(transaction.set_rollback, True, using=connection.alias)
         yield
@@ -112,7 +146,9 @@ def _undone() -> Iterator[None]:
 @contextmanager
 def _unlogged() -> Iterator[None]:
     """Remove the queries of this block from the log that ``assertNumQueries`` counts."""
-    logs = [connection.queries_log for connection in connections.all(initialized_only=True)]
+    logs = [
+        connection.queries_log for connection in connections.all(initialized_only=True)
+    ]
     lengths = list(map(len, logs))
     try:
         yield

@@ -21,7 +21,11 @@ class Command(OneLineErrors):
             nargs="?",
             help="Dotted path of a runner, or of a function that returns one. Not needed if CONSUMERS names only one.",
         )
-        parser.add_argument("--health", metavar="[HOST:]PORT", help="Serve /healthz and, with Prometheus, /metrics.")
+        parser.add_argument(
+            "--health",
+            metavar="[HOST:]PORT",
+            help="Serve /healthz and, with Prometheus, /metrics.",
+        )
 
     def handle(self, *, runner: str | None, health: str | None, **options: Any) -> None:
         path = runner or _only(conf().consumers)
@@ -32,12 +36,18 @@ class Command(OneLineErrors):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_signal: consuming.stop())
         if health is not None and not health.rpartition(":")[2].isdecimal():
-            raise CommandError(f"--health is {health!r}; it must be a port or host:port.")
+            raise CommandError(
+                f"--health is {health!r}; it must be a port or host:port."
+            )
         with health_endpoint(consuming, health) if health else nullcontext():
-            self.stdout.write(f"Consuming with {path}, at most {consuming.batch} at a time.")
+            self.stdout.write(
+                f"Consuming with {path}, at most {consuming.batch} at a time."
+            )
             sys.stdout.flush()
             consuming.run()
-        counts = ", ".join(f"{count} {name}" for name, count in consuming.counts.items())
+        counts = ", ".join(
+            f"{count} {name}" for name, count in consuming.counts.items()
+        )
         self.stdout.write(f"Stopped: {counts or 'no messages'}")
 
 
@@ -45,4 +55,6 @@ def _only(paths: Any) -> str:
     if len(paths) == 1:
         return str(paths[0])
     runners = ", ".join(paths) or "none"
-    raise CommandError(f"Pass the dotted path of the runner to run. CONSUMERS names {runners}.")
+    raise CommandError(
+        f"Pass the dotted path of the runner to run. CONSUMERS names {runners}."
+    )

@@ -36,10 +36,32 @@ ACTIONS = {
 }
 ACTS = {act.replace("_", "-"): act for act in Act}
 SHOWN = (
-    *("id", "scope", "key", "method", "path", "mode", "status", "attempts", "on_hold", "reason", "created_at"),
-    *("locked_at", "locked_until", "updated_at", "expires_at", "purge_at", "replays", "response_status"),
+    *(
+        "id",
+        "scope",
+        "key",
+        "method",
+        "path",
+        "mode",
+        "status",
+        "attempts",
+        "on_hold",
+        "reason",
+        "created_at",
+    ),
+    *(
+        "locked_at",
+        "locked_until",
+        "updated_at",
+        "expires_at",
+        "purge_at",
+        "replays",
+        "response_status",
+    ),
 )
-LINE = "{standing:14} {age:>12}  {attempts:>3}  {scope}  {key}  {method} {path}  {reason}"
+LINE = (
+    "{standing:14} {age:>12}  {attempts:>3}  {scope}  {key}  {method} {path}  {reason}"
+)
 WIDTH = 14
 
 
@@ -55,11 +77,25 @@ class Command(MaintenanceCommand):
             super().add_arguments(action)
             if name != "list":
                 which = action.add_mutually_exclusive_group(required=True)
-                which.add_argument("key", nargs="?", help="the whole key, as the client sent it")
-                which.add_argument("--record", type=UUID, help="instead: the id of its record, which logs show, too")
-            action.add_argument("--scope", help='a whole scope, such as "auth.user:7"; needed if the key is in several')
+                which.add_argument(
+                    "key", nargs="?", help="the whole key, as the client sent it"
+                )
+                which.add_argument(
+                    "--record",
+                    type=UUID,
+                    help="instead: the id of its record, which logs show, too",
+                )
+            action.add_argument(
+                "--scope",
+                help='a whole scope, such as "auth.user:7"; needed if the key is in several',
+            )
             if name == "list":
-                action.add_argument("--limit", type=number, default=100, help="at most this many; default: 100")
+                action.add_argument(
+                    "--limit",
+                    type=number,
+                    default=100,
+                    help="at most this many; default: 100",
+                )
             elif name in ACTS:
                 self.add_operator(action)
                 self._add_fields(action, forms[name])
@@ -70,8 +106,16 @@ class Command(MaintenanceCommand):
                 continue
             help = f"{field.help_text or field.label}".removesuffix(".") + "."
             help += f" Default: {field.initial}." if field.initial else ""
-            required, default = field.required and not field.initial, field.initial or ""
-            action.add_argument(f"--{name.replace('_', '-')}", required=required, default=default, help=help)
+            required, default = (
+                field.required and not field.initial,
+                field.initial or "",
+            )
+            action.add_argument(
+                f"--{name.replace('_', '-')}",
+                required=required,
+                default=default,
+                help=help,
+            )
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         if action == "list":
@@ -82,7 +126,11 @@ class Command(MaintenanceCommand):
             self._decide(ACTS[action], options)
 
     def work(self, *, limit: int, scope: str | None, **options: Any) -> bool:
-        found = (each for each in waiting(self.database, self.store) if scope in (None, each.scope))
+        found = (
+            each
+            for each in waiting(self.database, self.store)
+            if scope in (None, each.scope)
+        )
         first = list(islice(found, limit + 1))
         shown, more = first[:limit], len(first) > limit
         lines = [line(record) for record in shown] or ["No such keys."]
@@ -97,7 +145,9 @@ class Command(MaintenanceCommand):
             self.database, self.store = record.alias, record.store
             self.report(*described(record), options)
         if not self.complete:
-            raise CommandError("A database or store could not be searched: the key may have more records there.")
+            raise CommandError(
+                "A database or store could not be searched: the key may have more records there."
+            )
 
     # --- finding
 
@@ -109,20 +159,30 @@ class Command(MaintenanceCommand):
         """
         found: list[Any] = []
 
-        def search(*, key: str | None, scope: str | None, record: UUID | None, **_options: Any) -> bool:
-            for each in found_in(self.database, self.store, key=key, scope=scope, id=record):
+        def search(
+            *, key: str | None, scope: str | None, record: UUID | None, **_options: Any
+        ) -> bool:
+            for each in found_in(
+                self.database, self.store, key=key, scope=scope, id=record
+            ):
                 each.alias, each.store = self.database, self.store
                 found.append(each)
             return True
 
         self.complete = self.work_on_each(search, **options)
-        wanted = [record for record in found if options["scope"] in (None, record.scope)]
+        wanted = [
+            record for record in found if options["scope"] in (None, record.scope)
+        ]
         if wanted:
             return wanted
         if found:
-            raise CommandError(f"The key is not in that scope, but in {_scopes(found)}.")
+            raise CommandError(
+                f"The key is not in that scope, but in {_scopes(found)}."
+            )
         if not self.complete:
-            raise CommandError("The key was not found, but a database or store could not be searched.")
+            raise CommandError(
+                "The key was not found, but a database or store could not be searched."
+            )
         raise CommandError(
             "Unknown key: there is no record of it. It was never used, or was released, or its retention is over, or "
             "its run has claimed it by a lock."
@@ -131,14 +191,24 @@ class Command(MaintenanceCommand):
     def _chosen(self, act: Act, found: list[Any], options: dict[str, Any]) -> Any:
         possible = [record for record in found if objection_to(act, record) is None]
         if not possible:
-            raise CommandError("\n".join(why_not(record, objection_to(act, record)) for record in found))
+            raise CommandError(
+                "\n".join(
+                    why_not(record, objection_to(act, record)) for record in found
+                )
+            )
         if len({record.scope for record in possible}) < len(possible):
             places = ", ".join(record.alias for record in possible)
-            raise CommandError(f"The key is in several places; pass one of them with --database or --store: {places}.")
+            raise CommandError(
+                f"The key is in several places; pass one of them with --database or --store: {places}."
+            )
         if len(possible) > 1:
-            raise CommandError(f"The key is in several scopes; pass one of them with --scope: {_scopes(possible)}.")
+            raise CommandError(
+                f"The key is in several scopes; pass one of them with --scope: {_scopes(possible)}."
+            )
         if not self.complete and options["scope"] is None:
-            raise CommandError("Nothing was done: the key may also be in other scopes. Pass one with --scope.")
+            raise CommandError(
+                "Nothing was done: the key may also be in other scopes. Pass one with --scope."
+            )
         return possible[0]
 
     # --- deciding
@@ -147,24 +217,38 @@ class Command(MaintenanceCommand):
         form = INTERVENTIONS[act](options)
         if not form.is_valid():
             raise CommandError(
-                "\n".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items())
+                "\n".join(
+                    f"{name}: {' '.join(map(str, errors))}"
+                    for name, errors in form.errors.items()
+                )
             )
         by = self.operator(options, act.permission)
         found = self._find(options)
-        if lapsed := [record for record in found if objection_to(act, record) is Refusal.LAPSED]:
+        if lapsed := [
+            record for record in found if objection_to(act, record) is Refusal.LAPSED
+        ]:
             self._watch(lapsed, options)
             found = self._find(options)
         record = self._chosen(act, found, options)
         self.database, self.store = record.alias, record.store
-        outcome = form.do(record.pk, as_seen=version(record), by=by, **form.terms(), **self.where)
+        outcome = form.do(
+            record.pk, as_seen=version(record), by=by, **form.terms(), **self.where
+        )
         if isinstance(outcome, Refusal):
             raise CommandError(why_not(record, outcome))
-        self.report({act: [record.scope]}, f"{form.title}: done for the key of {record.scope}.", options)
+        self.report(
+            {act: [record.scope]},
+            f"{form.title}: done for the key of {record.scope}.",
+            options,
+        )
 
     def _watch(self, lapsed: list[Any], options: dict[str, Any]) -> None:
         """Give owners whose leases have lapsed time to renew them, as they may do after an outage of the store."""
         if options["verbosity"] > 0:
-            self.stderr.write("Its lease ran out: watching whether its owner renews it.", self.style.NOTICE)
+            self.stderr.write(
+                "Its lease ran out: watching whether its owner renews it.",
+                self.style.NOTICE,
+            )
         for record in lapsed:
             watch(record, record.store)
 
@@ -187,16 +271,26 @@ def waiting(using: str, store: Store | None) -> Iterator[Any]:
         rows = read(records(using))
         return chain(rows.awaiting_operator(), rows.abandoned())
     found = map(record_of, store.unfinished())
-    return (record for record in found if standing_of(record) in (Standing.ON_HOLD, Standing.LAPSED))
+    return (
+        record
+        for record in found
+        if standing_of(record) in (Standing.ON_HOLD, Standing.LAPSED)
+    )
 
 
-def found_in(using: str, store: Store | None, *, key: str | None, scope: str | None, id: Any) -> list[Any]:
+def found_in(
+    using: str, store: Store | None, *, key: str | None, scope: str | None, id: Any
+) -> list[Any]:
     """Return the records of a key, in any scope, or the one with an id."""
     if store is None:
         rows = records(using)
-        return list(read(rows.with_id(id) if key is None else rows.with_key(key)).order_by("pk"))
+        return list(
+            read(rows.with_id(id) if key is None else rows.with_key(key)).order_by("pk")
+        )
     if key is not None and scope is None:
-        return [record_of(snapshot) for snapshot in store.records() if snapshot.key == key]
+        return [
+            record_of(snapshot) for snapshot in store.records() if snapshot.key == key
+        ]
     snapshot = store.read(id if key is None else record_id(scope or "", key))
     return [record_of(snapshot)] if snapshot else []
 
@@ -204,7 +298,11 @@ def found_in(using: str, store: Store | None, *, key: str | None, scope: str | N
 def why_not(record: Any, why: Refusal | None) -> str:
     """Say that nothing was done to a record, how it stands, and what is safe to do."""
     advised = advice(record)
-    clear = why is None or why in (Refusal.LIVE, Refusal.HAS_RESPONSE, Refusal.FREE)  # the advice says it
+    clear = why is None or why in (
+        Refusal.LIVE,
+        Refusal.HAS_RESPONSE,
+        Refusal.FREE,
+    )  # the advice says it
     what = advised.what if clear else f"{why.label} {advised.what}"  # type: ignore[union-attr]
     return f"Nothing was done to {record}. {what}\nSafe to do now: {advised.safe}"
 
@@ -212,15 +310,27 @@ def why_not(record: Any, why: Refusal | None) -> str:
 def facts_of(record: Any) -> dict[str, Any]:
     """Return what a JSON report says about a record. It has neither its response nor its token or fingerprint."""
     facts = {name: getattr(record, name) for name in SHOWN}
-    return facts | {"standing": str(standing_of(record)), "age": round(seconds_of(record))}
+    return facts | {
+        "standing": str(standing_of(record)),
+        "age": round(seconds_of(record)),
+    }
 
 
 def line(record: Any) -> str:
     """Return the line of a list about a record."""
-    texts = {name: printable(getattr(record, name)) for name in ("scope", "key", "method", "path")}
+    texts = {
+        name: printable(getattr(record, name))
+        for name in ("scope", "key", "method", "path")
+    }
     standing = str(standing_of(record).label)
-    spent, attempts, reason = age(seconds_of(record)), record.attempts, shown_reason(record)
-    return LINE.format(standing=standing, age=spent, attempts=attempts, reason=reason, **texts).rstrip()
+    spent, attempts, reason = (
+        age(seconds_of(record)),
+        record.attempts,
+        shown_reason(record),
+    )
+    return LINE.format(
+        standing=standing, age=spent, attempts=attempts, reason=reason, **texts
+    ).rstrip()
 
 
 def described(record: Any) -> tuple[dict[str, Any], str]:
@@ -230,7 +340,10 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
         "what": advised.what,
         "by_itself": advised.by_itself,
         "safe": advised.safe,
-        "events": [{"at": event.at, "what": str(event.what), "by": event.by} for event in events],
+        "events": [
+            {"at": event.at, "what": str(event.what), "by": event.by}
+            for event in events
+        ],
     }
     texts = {
         "what it is": advised.what,
@@ -242,7 +355,11 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
         "record id": str(record.pk),
     }
     lines = [f"{record}: {standing_of(record).label}"]
-    lines += [f"  {name:{WIDTH}}  {printable(str(text))}" for name, text in texts.items() if text]
+    lines += [
+        f"  {name:{WIDTH}}  {printable(str(text))}"
+        for name, text in texts.items()
+        if text
+    ]
     return facts, "\n".join([*lines, "  what happened", *map(_line_of, events)])
 
 

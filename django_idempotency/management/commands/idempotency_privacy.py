@@ -43,8 +43,13 @@ class Command(MaintenanceCommand):
             self.works_on_stores = name != "reencrypt"
             super().add_arguments(action)
             if name in BODIES:
-                action.add_argument("--scope", help='a whole scope, such as "auth.user:7"')
-                action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, as "acme/"')
+                action.add_argument(
+                    "--scope", help='a whole scope, such as "auth.user:7"'
+                )
+                action.add_argument(
+                    "--scope-prefix",
+                    help='the beginning of a scope, up to a separator, as "acme/"',
+                )
                 action.add_argument("--key", help="a whole key, as the client sent it")
                 action.add_argument("--record", type=UUID, help="the id of a record")
                 action.add_argument("--bodies", action="store_true", help=BODIES[name])
@@ -54,7 +59,11 @@ class Command(MaintenanceCommand):
                 action.add_argument("--on-hold", action="store_true", help=help)
             if name != "export":
                 self.add_bounds(action)
-                action.add_argument("--after", type=UUID, help="continue after this id, where an earlier run ended")
+                action.add_argument(
+                    "--after",
+                    type=UUID,
+                    help="continue after this id, where an earlier run ended",
+                )
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         self.works_on_stores = action != "reencrypt"
@@ -62,21 +71,33 @@ class Command(MaintenanceCommand):
         self.by = None
         if action == "export" and options["bodies"]:
             self.by = self.operator(options, VIEW)
-        elif action == "erase" and options["on_hold"] and not (options["bodies"] or options["dry_run"]):
+        elif (
+            action == "erase"
+            and options["on_hold"]
+            and not (options["bodies"] or options["dry_run"])
+        ):
             self.by = self.operator(options, Act.ALLOW_RETRY.permission)
         super().handle(**options)
 
     def work(self, **options: Any) -> bool:
         if options.get("after") is not None and self.several:
-            raise CommandError("Pass --database to say in which database to continue --after that id.")
+            raise CommandError(
+                "Pass --database to say in which database to continue --after that id."
+            )
         try:
             return bool(getattr(self, f"_{self.action}")(options))
         except ValueError as error:
             raise CommandError(printable(str(error))) from error
 
     def _erase(self, options: dict[str, Any]) -> bool:
-        what = {name: options[name] for name in (*SELECTED, "bodies", "on_hold", "after", "note")}
-        return self.run_pass(erase, options, by=self.by, **what).complete or options["dry_run"]
+        what = {
+            name: options[name]
+            for name in (*SELECTED, "bodies", "on_hold", "after", "note")
+        }
+        return (
+            self.run_pass(erase, options, by=self.by, **what).complete
+            or options["dry_run"]
+        )
 
     def _export(self, options: dict[str, Any]) -> bool:
         count, what = 0, {name: options[name] for name in (*SELECTED, "bodies", "note")}
@@ -90,4 +111,7 @@ class Command(MaintenanceCommand):
         return True
 
     def _reencrypt(self, options: dict[str, Any]) -> bool:
-        return self.run_pass(reencrypt, options, after=options["after"]).complete or options["dry_run"]
+        return (
+            self.run_pass(reencrypt, options, after=options["after"]).complete
+            or options["dry_run"]
+        )

@@ -7,7 +7,16 @@ from django.core.management.base import CommandParser
 
 from django_idempotency.maintenance import formatting
 from django_idempotency.maintenance.formatting import age, sections
-from django_idempotency.maintenance.stats import HOUR, MOST, alarms, alarms_of_store, at_most, due, pending, size
+from django_idempotency.maintenance.stats import (
+    HOUR,
+    MOST,
+    alarms,
+    alarms_of_store,
+    at_most,
+    due,
+    pending,
+    size,
+)
 from django_idempotency.maintenance.sweep import LONGEST
 from django_idempotency.management.base import FAILURE, MaintenanceCommand, seconds
 from django_idempotency.stores import Store
@@ -36,9 +45,24 @@ class Command(MaintenanceCommand):
             action="store_true",
             help="for monitoring: exit with 2 if something has lasted too long, with 3 if that is unknown",
         )
-        parser.add_argument("--stuck-for", type=seconds, default=15 * 60, help="for stuck keys; default: 900")
-        parser.add_argument("--on-hold-for", type=seconds, default=HOUR, help="for keys on hold; default: 3600")
-        parser.add_argument("--behind-for", type=seconds, default=HOUR, help="for due records; default: 3600")
+        parser.add_argument(
+            "--stuck-for",
+            type=seconds,
+            default=15 * 60,
+            help="for stuck keys; default: 900",
+        )
+        parser.add_argument(
+            "--on-hold-for",
+            type=seconds,
+            default=HOUR,
+            help="for keys on hold; default: 3600",
+        )
+        parser.add_argument(
+            "--behind-for",
+            type=seconds,
+            default=HOUR,
+            help="for due records; default: 3600",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.exceeded = False
@@ -62,7 +86,11 @@ class Command(MaintenanceCommand):
     def _tell(self, options: dict[str, Any]) -> None:
         facts: dict[str, Any] = {}
         lines: list[str] = []
-        for title, measure, most in (("RECORDS", size, None), ("PENDING", pending, MOST), ("CLEANING UP", due, MOST)):
+        for title, measure, most in (
+            ("RECORDS", size, None),
+            ("PENDING", pending, MOST),
+            ("CLEANING UP", due, MOST),
+        ):
             found = measure(using=self.database)
             facts |= found
             lines += formatting.lines(title, formatting.figures(found, most))
@@ -74,7 +102,10 @@ class Command(MaintenanceCommand):
 
     def _tell_of_store(self, store: Store, options: dict[str, Any]) -> None:
         found = alarms_of_store(store.name, seconds=CHECK_SECONDS)
-        lines = ["", *formatting.lines(f"STORE {store.name}", formatting.figures(found))]
+        lines = [
+            "",
+            *formatting.lines(f"STORE {store.name}", formatting.figures(found)),
+        ]
         self.report(found, "\n".join(lines), options)
 
     def _check(self, options: dict[str, Any]) -> None:
@@ -83,11 +114,19 @@ class Command(MaintenanceCommand):
         else:
             with at_most(CHECK_SECONDS, self.database):
                 found = alarms(using=self.database) | due(using=self.database)
-        lasting = {name: (found[age], options[limit]) for name, age, limit in LIMITS if age in found}
+        lasting = {
+            name: (found[age], options[limit])
+            for name, age, limit in LIMITS
+            if age in found
+        }
         exceeded = [name for name, (lasts, limit) in lasting.items() if lasts > limit]
         self.exceeded |= bool(exceeded)
         figures = ", ".join(_lasting(name, *times) for name, times in lasting.items())
-        self.report(found | {"exceeded": exceeded}, f"{'CRITICAL' if exceeded else 'OK'}: {figures}.", options)
+        self.report(
+            found | {"exceeded": exceeded},
+            f"{'CRITICAL' if exceeded else 'OK'}: {figures}.",
+            options,
+        )
 
 
 def _lasting(name: str, lasts: float, limit: float) -> str:

@@ -11,4 +11,6 @@ def protect(view: Any) -> Any:
     return behind(IdempotentMixin, view)
 
 
-CONTENDER = Contender(title="ours, atomic", apps=["django_idempotency"], protect=protect)
+CONTENDER = Contender(
+    title="ours, atomic", apps=["django_idempotency"], protect=protect
+)

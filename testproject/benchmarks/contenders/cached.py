@@ -25,7 +25,9 @@ CONTENDER = Contender(
             }
         },
         "IDEMPOTENCY": {
-            "STORES": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}},
+            "STORES": {
+                "default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}
+            },
         },
     },
     protect=protect,

@@ -9,7 +9,11 @@ CONTENDER = Contender(
     title="ours, cached in the process",
     apps=["django_idempotency"],
     settings={
-        "IDEMPOTENCY": {"STORES": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}}},
+        "IDEMPOTENCY": {
+            "STORES": {
+                "default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}
+            }
+        },
     },
     protect=protect,
 )

@@ -13,10 +13,21 @@ CONTENDER = Contender(
     requirements=["django-idempotency-key==1.3.0"],
     middleware=["idempotency_key.middleware.IdempotencyKeyMiddleware"],
     settings={
-        "CACHES": {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}},
+        "CACHES": {
+            "default": {
+                "BACKEND": "django.core.cache.backends.redis.RedisCache",
+                "LOCATION": REDIS_URL,
+            }
+        },
         "IDEMPOTENCY_KEY": {
-            "STORAGE": {"CLASS": "idempotency_key.storage.CacheKeyStorage", "CACHE_NAME": "default"},
-            "LOCK": {"CLASS": "idempotency_key.locks.redis.MultiProcessRedisLock", "LOCATION": REDIS_URL},
+            "STORAGE": {
+                "CLASS": "idempotency_key.storage.CacheKeyStorage",
+                "CACHE_NAME": "default",
+            },
+            "LOCK": {
+                "CLASS": "idempotency_key.locks.redis.MultiProcessRedisLock",
+                "LOCATION": REDIS_URL,
+            },
         },
     },
     redis=True,

@@ -9,5 +9,7 @@ CONTENDER = Contender(
     requirements=["drf-idempotency==1.0.0"],
     apps=["drf_idempotency"],
     middleware=["drf_idempotency.middleware.IdempotencyMiddleware"],
-    settings={"IDEMPOTENCY": {"BACKEND": "drf_idempotency.backends.database.DatabaseBackend"}},
+    settings={
+        "IDEMPOTENCY": {"BACKEND": "drf_idempotency.backends.database.DatabaseBackend"}
+    },
 )

@@ -16,14 +16,22 @@ def protect(view: Any) -> Any:
     from idemkit.contrib.drf import idempotent_view
 
     backend = PostgresBackend.from_url(os.environ["DATABASE_URL"])
-    mixin = idempotent_view(backend=backend, config=HttpConfig(scope=lambda request: str(request.user.pk)))
+    mixin = idempotent_view(
+        backend=backend, config=HttpConfig(scope=lambda request: str(request.user.pk))
+    )
     return behind(mixin, view)
 
 
 def prepare() -> None:
-    subprocess.run([sys.executable, "-m", "idemkit.cli", "init-pg", os.environ["DATABASE_URL"]], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "idemkit.cli", "init-pg", os.environ["DATABASE_URL"]],
+        check=True,
+    )
 
 
 CONTENDER = Contender(
-    title="idemkit (PostgreSQL)", requirements=["idemkit[postgres]==1.0.2"], protect=protect, prepare=prepare
+    title="idemkit (PostgreSQL)",
+    requirements=["idemkit[postgres]==1.0.2"],
+    protect=protect,
+    prepare=prepare,
 )

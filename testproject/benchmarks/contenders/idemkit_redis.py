@@ -14,8 +14,15 @@ def protect(view: Any) -> Any:
     from idemkit.contrib.drf import idempotent_view
 
     backend = RedisBackend.from_url(os.environ["REDIS_URL"])
-    mixin = idempotent_view(backend=backend, config=HttpConfig(scope=lambda request: str(request.user.pk)))
+    mixin = idempotent_view(
+        backend=backend, config=HttpConfig(scope=lambda request: str(request.user.pk))
+    )
     return behind(mixin, view)
 
 
-CONTENDER = Contender(title="idemkit (Redis)", requirements=["idemkit[redis]==1.0.2"], protect=protect, redis=True)
+CONTENDER = Contender(
+    title="idemkit (Redis)",
+    requirements=["idemkit[redis]==1.0.2"],
+    protect=protect,
+    redis=True,
+)

@@ -10,7 +10,11 @@ def protect(view: Any) -> Any:
     from django_idempotency.rest_framework import IdempotentMixin
     from django_idempotency.values.policy import Policy
 
-    return behind(IdempotentMixin, view, idempotency_policy=Policy(mode=Atomic(claim="lock")))
+    return behind(
+        IdempotentMixin, view, idempotency_policy=Policy(mode=Atomic(claim="lock"))
+    )
 
 
-CONTENDER = Contender(title="ours, atomic, claims by lock", apps=["django_idempotency"], protect=protect)
+CONTENDER = Contender(
+    title="ours, atomic, claims by lock", apps=["django_idempotency"], protect=protect
+)

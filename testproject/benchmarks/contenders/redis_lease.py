@@ -12,7 +12,9 @@ def protect(view: Any) -> Any:
     from django_idempotency.rest_framework import IdempotentMixin
     from django_idempotency.values.policy import Policy
 
-    return behind(IdempotentMixin, view, idempotency_policy=Policy(mode="lease", store="redis"))
+    return behind(
+        IdempotentMixin, view, idempotency_policy=Policy(mode="lease", store="redis")
+    )
 
 
 CONTENDER = Contender(

@@ -16,7 +16,11 @@ def alone(claim: Literal["record", "lock"]) -> Contender:
         from django_idempotency.stores import database_store
         from django_idempotency.stores.base import Seen
         from django_idempotency.stores.transactions import Transaction
-        from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
+        from django_idempotency.values.outcomes import (
+            Claimed,
+            Operation,
+            StoredResponse,
+        )
         from django_idempotency.values.policy import Atomic, Policy
 
         store = database_store(Policy(mode=Atomic(claim=claim)))
@@ -30,18 +34,28 @@ def alone(claim: Literal["record", "lock"]) -> Contender:
                     found, business = self.run
                     response.render()
                     business.end_with_next_write()
-                    stored = StoredResponse(response.status_code, tuple(response.items()), response.content)
+                    stored = StoredResponse(
+                        response.status_code, tuple(response.items()), response.content
+                    )
                     store.complete(found, stored)
                     business.commit()
                 return response
 
             def post(self, request: Any) -> Any:
-                operation = Operation("caller", request.headers["Idempotency-Key"], b"f" * 32, "POST", request.path)
+                operation = Operation(
+                    "caller",
+                    request.headers["Idempotency-Key"],
+                    b"f" * 32,
+                    "POST",
+                    request.path,
+                )
                 found = store.claim(operation, uuid4())
                 if isinstance(found, Seen):
                     assert found.record.response is not None
                     first = store.decode(found.record.response, found.record)
-                    return HttpResponse(first.body, status=first.status, headers=dict(first.headers))
+                    return HttpResponse(
+                        first.body, status=first.status, headers=dict(first.headers)
+                    )
                 assert isinstance(found, Claimed)
                 business = store.transaction(found if found.by_lock else None)
                 if not found.by_lock:
@@ -54,4 +68,8 @@ def alone(claim: Literal["record", "lock"]) -> Contender:
 
         return non_atomic_requests(Alone.as_view())
 
-    return Contender(title=f"our statements alone, by {claim}", apps=["django_idempotency"], protect=protect)
+    return Contender(
+        title=f"our statements alone, by {claim}",
+        apps=["django_idempotency"],
+        protect=protect,
+    )

@@ -40,7 +40,9 @@ MIDDLEWARE = [
     *contender.middleware,
 ]
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["testproject.benchmarks.project.authentication.TheCaller"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "testproject.benchmarks.project.authentication.TheCaller"
+    ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

@@ -17,7 +17,9 @@ class EffectView(APIView):
         if work := request.GET.get("work"):
             time.sleep(int(work) / 1000)
         order: Any = request.data
-        effect = Effect.objects.create(key=request.headers["Idempotency-Key"], amount=order["amount"])
+        effect = Effect.objects.create(
+            key=request.headers["Idempotency-Key"], amount=order["amount"]
+        )
         return Response(
             {
                 "id": effect.pk,

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 from tests.compatibility.settings import *
 
-INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.messages", "allauth", "allauth.account", "allauth.headless"]
+INSTALLED_APPS = [
+    *INSTALLED_APPS,
+    "django.contrib.messages",
+    "allauth",
+    "allauth.account",
+    "allauth.headless",
+]
 MIDDLEWARE = [
     *MIDDLEWARE,
     "django.contrib.messages.middleware.MessageMiddleware",

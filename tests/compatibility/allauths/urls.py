@@ -19,12 +19,19 @@ class Allauth(Project):
     books = False  # failed attempts are counted in the cache
 
     def body(self, reference, *, refuse):
-        return urlencode({"email": f"{reference}@example.com", "password1": "a-long-passphrase"})
+        return urlencode(
+            {"email": f"{reference}@example.com", "password1": "a-long-passphrase"}
+        )
 
     def send(self, reference, key=None, *, refuse=False, **headers):
         if not refuse:
             return super().send(reference, key, **headers)
-        return ask("POST", API, {"email": ""}, **headers | ({"Idempotency-Key": key} if key else {}))
+        return ask(
+            "POST",
+            API,
+            {"email": ""},
+            **headers | ({"Idempotency-Key": key} if key else {}),
+        )
 
     def effects(self, reference):
         return User.objects.filter(email=f"{reference}@example.com").count()
@@ -32,10 +39,15 @@ class Allauth(Project):
     def check(self):
         """A session that has expired gets allauth's own response, which its middleware makes of an exception."""
         gone = {"X-Session-Token": "gone"}
-        plain, *keyed = (self.send("", key, refuse=True, **gone) for key in (None, "gone", "gone"))
+        plain, *keyed = (
+            self.send("", key, refuse=True, **gone) for key in (None, "gone", "gone")
+        )
         assert [plain.status_code, *(each.status_code for each in keyed)] == [410] * 3
         assert [each.json() for each in keyed] == [plain.json()] * 2
 
 
 PROJECTS = {"django-allauth": Allauth()}
-urlpatterns = [path("accounts/", include("allauth.urls")), path("_allauth/", include("allauth.headless.urls"))]
+urlpatterns = [
+    path("accounts/", include("allauth.urls")),
+    path("_allauth/", include("allauth.headless.urls")),
+]

@@ -8,7 +8,15 @@ from tests.compatibility.settings import *
 LOGGED = LogCapture()
 structlog.configure(processors=[structlog.contextvars.merge_contextvars, LOGGED])
 INSTALLED_APPS += [
-    *("auditlog", "easyaudit", "guardian", "import_export", "pghistory", "pgtrigger", "simple_history"),
+    *(
+        "auditlog",
+        "easyaudit",
+        "guardian",
+        "import_export",
+        "pghistory",
+        "pgtrigger",
+        "simple_history",
+    ),
     *("django_structlog", "tests.compatibility.companions", "waffle"),
     *("rest_framework", "knox", "oauth2_provider", "rest_framework_api_key"),
 ]
@@ -23,7 +31,10 @@ MIDDLEWARE = [
     "waffle.middleware.WaffleMiddleware",
     MIDDLEWARE[-1],
 ]
-AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "guardian.backends.ObjectPermissionBackend"]
+AUTHENTICATION_BACKENDS = [
+    "django.contrib.auth.backends.ModelBackend",
+    "guardian.backends.ObjectPermissionBackend",
+]
 CONTENT_SECURITY_POLICY = {"DIRECTIVES": {"default-src": ["'self'"]}}
 PGTRIGGER_MIGRATIONS = False
 PGTRIGGER_INSTALL_ON_MIGRATE = True

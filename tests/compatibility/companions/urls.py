@@ -40,7 +40,9 @@ HOUR = timedelta(hours=1)
 
 def pay(request):
     reference, refuse = json.loads(request.body).values()
-    payment = Payment.objects.create(reference=f"{REFUSED if refuse else reference} {uuid4()}")
+    payment = Payment.objects.create(
+        reference=f"{REFUSED if refuse else reference} {uuid4()}"
+    )
     assign_perm("view_payment", request.user, payment)
     structlog.get_logger().info("paid")
     return JsonResponse({"paid": str(uuid4())}, status=422 if refuse else 201)
@@ -75,7 +77,9 @@ class Recorded(Companion):
         self.entries, self.payment, self.user = entries, payment, user
 
     def of(self, reference):
-        return self.entries.filter(**{f"{self.payment}__startswith": reference, self.user: carol().pk})
+        return self.entries.filter(
+            **{f"{self.payment}__startswith": reference, self.user: carol().pk}
+        )
 
     def take_bookings(self):
         return self.of(REFUSED).delete()[0]
@@ -98,7 +102,10 @@ class Structlog(Companion):
         LOGGED.entries.clear()
         for _ in range(2):
             self.send("r-logged", "logged")
-        ran, replayed = ["request_started", "paid", "request_finished"], ["request_started", "request_finished"]
+        ran, replayed = (
+            ["request_started", "paid", "request_finished"],
+            ["request_started", "request_finished"],
+        )
         assert [each["event"] for each in LOGGED.entries] == ran + replayed
         ids = [each["request_id"] for each in LOGGED.entries]
         assert [ids.count(each) for each in ids] == [3, 3, 3, 2, 2]
@@ -114,7 +121,10 @@ class Waffle(Companion):
 
     def check(self):
         for _ in range(2):
-            assert "dwf_pay=True" in self.send("r-flagged", "flagged").headers["Set-Cookie"]
+            assert (
+                "dwf_pay=True"
+                in self.send("r-flagged", "flagged").headers["Set-Cookie"]
+            )
         self.flag.everyone = False
         self.flag.save()
         assert self.send("r-flagged", "flagged").status_code == 404
@@ -131,10 +141,20 @@ class Csp(Companion):
 
 def import_payments(request):
     reference, refuse = json.loads(request.body).values()
-    names = [f"{reference} {uuid4()}", "too long" * 100 if refuse else f"{reference} {uuid4()}"]
-    resource = modelresource_factory(Payment, meta_options={"import_id_fields": ["reference"]})()
-    result = resource.import_data(Dataset(*([name] for name in names), headers=["reference"]), use_transactions=True)
-    return JsonResponse({"paid": str(uuid4())}, status=422 if result.has_errors() else 201)
+    names = [
+        f"{reference} {uuid4()}",
+        "too long" * 100 if refuse else f"{reference} {uuid4()}",
+    ]
+    resource = modelresource_factory(
+        Payment, meta_options={"import_id_fields": ["reference"]}
+    )()
+    result = resource.import_data(
+        Dataset(*([name] for name in names), headers=["reference"]),
+        use_transactions=True,
+    )
+    return JsonResponse(
+        {"paid": str(uuid4())}, status=422 if result.has_errors() else 201
+    )
 
 
 class ImportExport(Companion):
@@ -158,7 +178,12 @@ class PayByToken(APIView):
     def post(self, request):
         reference, refuse = request.data.values()
         if refuse:
-            (request.auth or APIKey.objects.get_from_key(request.headers["Authorization"].split()[1])).delete()
+            (
+                request.auth
+                or APIKey.objects.get_from_key(
+                    request.headers["Authorization"].split()[1]
+                )
+            ).delete()
         else:
             Payment.objects.create(reference=reference)
         return Response({"paid": str(uuid4())}, status=403 if refuse else 201)
@@ -175,23 +200,34 @@ class Tokens(Companion):
 
     def send(self, *args, refuse=False, **named):
         self.issued += 1
-        return super().send(*args, refuse=refuse, **{"Authorization": self.issue(good=not refuse)} | named)
+        return super().send(
+            *args,
+            refuse=refuse,
+            **{"Authorization": self.issue(good=not refuse)} | named,
+        )
 
     def take_bookings(self):
         gone, self.issued = self.issued - self.model.objects.all().delete()[0], 0
         return gone
 
     def check(self):
-        reference, token = f"r-{self.model.__name__}", {"Authorization": self.issue(good=True)}
+        reference, token = (
+            f"r-{self.model.__name__}",
+            {"Authorization": self.issue(good=True)},
+        )
         first = self.send(reference, reference, **token)
         assert self.send(reference, reference, **token).content == first.content
         assert self.send(reference, "another", refuse=True, **token).status_code == 403
-        assert self.send(reference, reference, **token).status_code == 401, "a revoked token gets no replay"
+        assert self.send(reference, reference, **token).status_code == 401, (
+            "a revoked token gets no replay"
+        )
         assert self.send(reference, reference).content == first.content
 
 
 def knox_token(*, good):
-    return f"Token {AuthToken.objects.create(carol(), expiry=HOUR if good else -HOUR)[1]}"
+    return (
+        f"Token {AuthToken.objects.create(carol(), expiry=HOUR if good else -HOUR)[1]}"
+    )
 
 
 def oauth_token(**_named):
@@ -205,8 +241,12 @@ def api_key(**_named):
 PROJECTS = {
     "django-simple-history": Recorded(Payment.history, "reference", "history_user"),
     "django-auditlog": Recorded(LogEntry.objects, "object_repr", "actor"),
-    "django-easy-audit": Recorded(CRUDEvent.objects.filter(content_type__model="payment"), "object_repr", "user"),
-    "django-pghistory": Recorded(Payment.pgh_event_model.objects, "reference", "pgh_context__metadata__user"),
+    "django-easy-audit": Recorded(
+        CRUDEvent.objects.filter(content_type__model="payment"), "object_repr", "user"
+    ),
+    "django-pghistory": Recorded(
+        Payment.pgh_event_model.objects, "reference", "pgh_context__metadata__user"
+    ),
     "django-guardian": Recorded(UserObjectPermission.objects, "object_pk", "user"),
     "django-structlog": Structlog(),
     "django-waffle": Waffle(),

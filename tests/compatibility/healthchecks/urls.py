@@ -32,12 +32,21 @@ class Healthchecks(Project):
     def check(self):
         created = self.send("r-pinged", "pinged")
         url = created.json()["ping_url"]
-        pings = [ask("POST", url[url.index("/ping/") :], **{"Idempotency-Key": "ping"}) for _ in range(2)]
+        pings = [
+            ask("POST", url[url.index("/ping/") :], **{"Idempotency-Key": "ping"})
+            for _ in range(2)
+        ]
         assert [ping.status_code for ping in pings] == [200, 200]
         pinged = Check.objects.get(name="r-pinged")
-        assert (pinged.n_pings, Ping.objects.filter(owner=pinged).count()) == (2, 2), "no API key, so no scope"
-        assert self.send("r-pinged", "pinged").content == created.content, "as it was when it was created"
-        assert self.send("r-pinged", "wrong", **{"X-Api-Key": "w" * 32}).status_code == 401
+        assert (pinged.n_pings, Ping.objects.filter(owner=pinged).count()) == (2, 2), (
+            "no API key, so no scope"
+        )
+        assert self.send("r-pinged", "pinged").content == created.content, (
+            "as it was when it was created"
+        )
+        assert (
+            self.send("r-pinged", "wrong", **{"X-Api-Key": "w" * 32}).status_code == 401
+        )
         page = ask("GET", "/accounts/login/")
         assert page.status_code == 200
 

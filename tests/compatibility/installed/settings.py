@@ -7,7 +7,13 @@ from corsheaders.defaults import default_headers
 from tests.compatibility.settings import *
 
 INSTALLED_APPS += [
-    *("axes", "corsheaders", "django_otp", "django_otp.plugins.otp_static", "django_prometheus"),
+    *(
+        "axes",
+        "corsheaders",
+        "django_otp",
+        "django_otp.plugins.otp_static",
+        "django_prometheus",
+    ),
     *("drf_spectacular", "rest_framework", "django_idempotency.contrib.openapi"),
 ]
 MIDDLEWARE = [
@@ -19,7 +25,10 @@ MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusAfterMiddleware",
     MIDDLEWARE[-1],
 ]
-AUTHENTICATION_BACKENDS = ["axes.backends.AxesBackend", "django.contrib.auth.backends.ModelBackend"]
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
 AXES_FAILURE_LIMIT = 3
 AXES_VERBOSE = False
 CORS_ALLOWED_ORIGINS = ["https://shop.example"]

@@ -31,14 +31,20 @@ def answer(reference, accepted, status):
 
 def pay_with_password(request):
     asked = json.loads(request.body)
-    user = authenticate(request, username="carol", password="wrong" if asked["refuse"] else "right")
+    user = authenticate(
+        request, username="carol", password="wrong" if asked["refuse"] else "right"
+    )
     return answer(asked["reference"], user is not None, 401)
 
 
 def pay_with_code(request):
     asked = json.loads(request.body)
     device = StaticDevice.objects.get()
-    return answer(asked["reference"], device.verify_token("wrong" if asked["refuse"] else "right"), 403)
+    return answer(
+        asked["reference"],
+        device.verify_token("wrong" if asked["refuse"] else "right"),
+        403,
+    )
 
 
 class Guessed(Project):
@@ -52,9 +58,14 @@ class Guessed(Project):
     def check(self):
         """A fresh key for each guess does not get around the lockout."""
         for atomic_requests in (False, True):
-            with mock.patch.dict(connection.settings_dict, ATOMIC_REQUESTS=atomic_requests):
+            with mock.patch.dict(
+                connection.settings_dict, ATOMIC_REQUESTS=atomic_requests
+            ):
                 for _guess in range(settings.AXES_FAILURE_LIMIT):
-                    assert self.send("r-guess", str(uuid4()), refuse=True).status_code >= 400
+                    assert (
+                        self.send("r-guess", str(uuid4()), refuse=True).status_code
+                        >= 400
+                    )
                 assert self.send("r-locked-out", str(uuid4())).status_code >= 400
             assert self.take_bookings() > 0
             assert self.effects("r-locked-out") == 0
@@ -64,7 +75,9 @@ class Axes(Guessed):
     path = "/password/"
 
     def take_bookings(self):
-        failures = sum(AccessAttempt.objects.values_list("failures_since_start", flat=True))
+        failures = sum(
+            AccessAttempt.objects.values_list("failures_since_start", flat=True)
+        )
         AccessAttempt.objects.all().delete()
         return failures
 
@@ -73,7 +86,9 @@ class Otp(Guessed):
     path = "/code/"
 
     def send(self, *args, **named):
-        StaticDevice.objects.get().token_set.get_or_create(token="right")  # one is good for one payment
+        StaticDevice.objects.get().token_set.get_or_create(
+            token="right"
+        )  # one is good for one payment
         return super().send(*args, **named)
 
     def take_bookings(self):
@@ -127,8 +142,12 @@ class Spectacular(Project):
     path = "/described/"
 
     def check(self):
-        operation = SchemaGenerator().get_schema(request=None, public=True)["paths"]["/described/"]["post"]
-        assert "Idempotency-Key" in [parameter["name"] for parameter in operation["parameters"]]
+        operation = SchemaGenerator().get_schema(request=None, public=True)["paths"][
+            "/described/"
+        ]["post"]
+        assert "Idempotency-Key" in [
+            parameter["name"] for parameter in operation["parameters"]
+        ]
         assert operation["description"].startswith("Pay.")
 
 
@@ -139,18 +158,33 @@ class Cors(Project):
         return {"Origin": self.origin}
 
     def check(self):
-        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "idempotency-key"}
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "idempotency-key",
+        }
         preflight = ask("OPTIONS", self.path, **self.headers() | asked)
         assert "idempotency-key" in preflight.headers["Access-Control-Allow-Headers"]
-        for response in [self.send(reference, "cors") for reference in ("r-cors", "r-cors", "r-other")]:
-            assert response.headers["Access-Control-Allow-Origin"] == self.origin, response.status_code
-            assert "Idempotent-Replayed" in response.headers["Access-Control-Expose-Headers"]
+        for response in [
+            self.send(reference, "cors")
+            for reference in ("r-cors", "r-cors", "r-other")
+        ]:
+            assert response.headers["Access-Control-Allow-Origin"] == self.origin, (
+                response.status_code
+            )
+            assert (
+                "Idempotent-Replayed"
+                in response.headers["Access-Control-Expose-Headers"]
+            )
 
 
 class Prometheus(Project):
     def check(self):
         name = "django_http_requests_total_by_view_transport_method_total"
-        labels = {"view": "tests.compatibility.project.pay", "transport": "http", "method": "POST"}
+        labels = {
+            "view": "tests.compatibility.project.pay",
+            "transport": "http",
+            "method": "POST",
+        }
         before = REGISTRY.get_sample_value(name, labels) or 0
         for _ in range(2):
             self.send("r-metered", "metered")

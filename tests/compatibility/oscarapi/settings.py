@@ -7,7 +7,12 @@ from oscar.defaults import *
 from tests.compatibility.settings import *
 
 INSTALLED_APPS += [
-    *("django.contrib.sites", "django.contrib.flatpages", "django.contrib.messages", "oscar.config.Shop"),
+    *(
+        "django.contrib.sites",
+        "django.contrib.flatpages",
+        "django.contrib.messages",
+        "oscar.config.Shop",
+    ),
     "oscar.apps.address.apps.AddressConfig",
     "oscar.apps.analytics.apps.AnalyticsConfig",
     "oscar.apps.basket.apps.BasketConfig",
@@ -20,7 +25,17 @@ INSTALLED_APPS += [
     *(
         f"oscar.apps.dashboard.{name}.apps.{name.title()}DashboardConfig"
         for name in (
-            *("catalogue", "communications", "offers", "orders", "pages", "partners", "ranges", "reports", "reviews"),
+            *(
+                "catalogue",
+                "communications",
+                "offers",
+                "orders",
+                "pages",
+                "partners",
+                "ranges",
+                "reports",
+                "reviews",
+            ),
             *("shipping", "users", "vouchers"),
         )
     ),
@@ -32,10 +47,19 @@ INSTALLED_APPS += [
     "oscar.apps.shipping.apps.ShippingConfig",
     "oscar.apps.voucher.apps.VoucherConfig",
     "oscar.apps.wishlists.apps.WishlistsConfig",
-    *("widget_tweaks", "haystack", "treebeard", "django_tables2", "rest_framework", "oscarapi"),
+    *(
+        "widget_tweaks",
+        "haystack",
+        "treebeard",
+        "django_tables2",
+        "rest_framework",
+        "oscarapi",
+    ),
 ]
 MIDDLEWARE.insert(-1, "oscarapi.middleware.ApiBasketMiddleWare")
-HAYSTACK_CONNECTIONS = {"default": {"ENGINE": "haystack.backends.simple_backend.SimpleEngine"}}
+HAYSTACK_CONNECTIONS = {
+    "default": {"ENGINE": "haystack.backends.simple_backend.SimpleEngine"}
+}
 SITE_ID = 1
 OSCAR_INITIAL_ORDER_STATUS = "new"
 IDEMPOTENCY = {}

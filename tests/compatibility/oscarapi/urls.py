@@ -11,8 +11,14 @@ from oscar.core.loading import get_model
 from tests.compatibility.project import Project, ask
 
 Basket, Order = get_model("basket", "Basket"), get_model("order", "Order")
-Product, ProductClass = get_model("catalogue", "Product"), get_model("catalogue", "ProductClass")
-Partner, StockRecord = get_model("partner", "Partner"), get_model("partner", "StockRecord")
+Product, ProductClass = (
+    get_model("catalogue", "Product"),
+    get_model("catalogue", "ProductClass"),
+)
+Partner, StockRecord = (
+    get_model("partner", "Partner"),
+    get_model("partner", "StockRecord"),
+)
 CSRF_TOKEN = "t" * 32
 
 
@@ -31,13 +37,27 @@ class OscarApi(Project):
         self.session = client.cookies[settings.SESSION_COOKIE_NAME].value
         kind = ProductClass.objects.create(name="e-book", requires_shipping=False)
         product = Product.objects.create(title="a book", product_class=kind)
-        stock = {"partner_sku": "1", "price": 10, "price_currency": "GBP", "num_in_stock": 1000}
-        StockRecord.objects.create(product=product, partner=Partner.objects.create(name="a shop"), **stock)
+        stock = {
+            "partner_sku": "1",
+            "price": 10,
+            "price_currency": "GBP",
+            "num_in_stock": 1000,
+        }
+        StockRecord.objects.create(
+            product=product, partner=Partner.objects.create(name="a shop"), **stock
+        )
         self.basket = cache(self._fill_basket)
 
     def _fill_basket(self, _reference):
-        Basket.objects.filter(status=Basket.OPEN).update(status=Basket.FROZEN)  # or the next request merges them
-        added = ask("POST", "/api/basket/add-product/", {"url": self._product(), "quantity": 1}, **self.headers())
+        Basket.objects.filter(status=Basket.OPEN).update(
+            status=Basket.FROZEN
+        )  # or the next request merges them
+        added = ask(
+            "POST",
+            "/api/basket/add-product/",
+            {"url": self._product(), "quantity": 1},
+            **self.headers(),
+        )
         assert added.status_code == 200, added
         return added.json()["id"]
 
@@ -59,9 +79,17 @@ class OscarApi(Project):
         self._fill_basket("r-line")
         line = {"url": self._product(), "quantity": 3}
         for key in ("line", "line", "another"):
-            added = ask("POST", "/api/basket/add-product/", line, **self.headers(), **{"Idempotency-Key": key})
+            added = ask(
+                "POST",
+                "/api/basket/add-product/",
+                line,
+                **self.headers(),
+                **{"Idempotency-Key": key},
+            )
             assert added.status_code == 200, added
-        (quantity,) = Basket.objects.get(status=Basket.OPEN).lines.values_list("quantity", flat=True)
+        (quantity,) = Basket.objects.get(status=Basket.OPEN).lines.values_list(
+            "quantity", flat=True
+        )
         assert quantity == 1 + 2 * 3
         assert StockRecord.objects.get().num_allocated == Order.objects.count()
 

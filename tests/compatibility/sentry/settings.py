@@ -20,6 +20,8 @@ class KeepingTransport(Transport):
 sentry_sdk.init(
     dsn="http://key@127.0.0.1/1",
     transport=KeepingTransport,
-    integrations=[DjangoIntegration(cache_spans=True, middleware_spans=True, signals_spans=True)],
+    integrations=[
+        DjangoIntegration(cache_spans=True, middleware_spans=True, signals_spans=True)
+    ],
     traces_sample_rate=1.0,
 )

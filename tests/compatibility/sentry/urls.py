@@ -27,8 +27,12 @@ class Sentry(Project):
         self.take_bookings()
         self.send("r-traced", "traced")
         sentry_sdk.flush()
-        (transaction,) = filter(None, [envelope.get_transaction_event() for envelope in SENT])
-        assert any("auth_group" in span.get("description", "") for span in transaction["spans"])
+        (transaction,) = filter(
+            None, [envelope.get_transaction_event() for envelope in SENT]
+        )
+        assert any(
+            "auth_group" in span.get("description", "") for span in transaction["spans"]
+        )
 
     def _an_exception_is_reported_once(self):
         self.path = "/fail/"
@@ -36,8 +40,14 @@ class Sentry(Project):
         for attempt in (1, 2):
             assert self.send("r-failed", "failed").status_code == 500
             sentry_sdk.flush()
-            events = [event for envelope in SENT if (event := envelope.get_event()) and "exception" in event]
-            assert [event["exception"]["values"][-1]["value"] for event in events] == ["the reason"] * attempt
+            events = [
+                event
+                for envelope in SENT
+                if (event := envelope.get_event()) and "exception" in event
+            ]
+            assert [event["exception"]["values"][-1]["value"] for event in events] == [
+                "the reason"
+            ] * attempt
         assert self.effects("r-failed") == 0
 
 

@@ -21,10 +21,18 @@ class Silk(Project):
     def check(self):
         for _ in range(2):
             self.send("r-profiled", "profiled")
-        recorded = Request.objects.order_by("start_time").filter(body__contains="r-profiled")
-        reads = [SQLQuery.objects.filter(request=each, query__contains="auth_group").count() for each in recorded]
+        recorded = Request.objects.order_by("start_time").filter(
+            body__contains="r-profiled"
+        )
+        reads = [
+            SQLQuery.objects.filter(request=each, query__contains="auth_group").count()
+            for each in recorded
+        ]
         assert reads == [1, 0], "one run, of which silk saw what it sees of any view"
 
 
 PROJECTS = {"django-silk": Silk()}
-urlpatterns = [path("silk/", include("silk.urls", namespace="silk")), path("pay/", count_and_pay)]
+urlpatterns = [
+    path("silk/", include("silk.urls", namespace="silk")),
+    path("pay/", count_and_pay),
+]

@@ -8,7 +8,10 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.views import APIView
-from rest_framework_simplejwt.authentication import JWTAuthentication, JWTStatelessUserAuthentication
+from rest_framework_simplejwt.authentication import (
+    JWTAuthentication,
+    JWTStatelessUserAuthentication,
+)
 from rest_framework_simplejwt.token_blacklist.models import BlacklistedToken
 from rest_framework_simplejwt.tokens import AccessToken, RefreshToken
 from rest_framework_simplejwt.views import TokenObtainPairView
@@ -57,11 +60,15 @@ class Tokens(Project):
         key = reference = f"r{self.path}"
         paid = self.send(reference, key)
         assert paid.status_code == 201
-        assert self.send(reference, key, **bearer(carol(), exp=1)).status_code == 401, "an expired session"
+        assert self.send(reference, key, **bearer(carol(), exp=1)).status_code == 401, (
+            "an expired session"
+        )
         assert self.send(reference, key).content == paid.content, "and a renewed one"
         dave = get_user_model().objects.get_or_create(username="dave")[0]
         other = self.send(f"{reference} dave", key, **bearer(dave))
-        assert (other.status_code, self.effects(f"{reference} dave")) == (201, 1), "a key is its user's own"
+        assert (other.status_code, self.effects(f"{reference} dave")) == (201, 1), (
+            "a key is its user's own"
+        )
         self._logins_take_no_key()
 
     def _logins_take_no_key(self):
@@ -69,8 +76,16 @@ class Tokens(Project):
         user.set_password("right")
         user.save()
         for _ in range(2):
-            tokens = ask("POST", "/token/", {"username": "carol", "password": "right"}, **{"Idempotency-Key": "login"})
-            assert (tokens.status_code, "Idempotent-Replayed" in tokens.headers) == (200, False)
+            tokens = ask(
+                "POST",
+                "/token/",
+                {"username": "carol", "password": "right"},
+                **{"Idempotency-Key": "login"},
+            )
+            assert (tokens.status_code, "Idempotent-Replayed" in tokens.headers) == (
+                200,
+                False,
+            )
 
 
 PROJECTS = {

@@ -6,8 +6,17 @@ from tests.compatibility.settings import *
 
 DATABASES["default"]["ENGINE"] = "django_tenants.postgresql_backend"
 DATABASE_ROUTERS = ["django_tenants.routers.TenantSyncRouter"]
-SHARED_APPS = ["django_tenants", "tests.compatibility.tenants", "django.contrib.contenttypes", "django_idempotency"]
-TENANT_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django.contrib.sessions"]
+SHARED_APPS = [
+    "django_tenants",
+    "tests.compatibility.tenants",
+    "django.contrib.contenttypes",
+    "django_idempotency",
+]
+TENANT_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "django.contrib.sessions",
+]
 INSTALLED_APPS = list(dict.fromkeys([*SHARED_APPS, *TENANT_APPS]))
 TENANT_MODEL = "tenants.Shop"
 TENANT_DOMAIN_MODEL = "tenants.Domain"

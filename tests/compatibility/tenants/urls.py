@@ -24,7 +24,9 @@ class Tenants(Project):
     def begin(self):
         for name in (ACME, UMBRA):
             shop = get_tenant_model().objects.create(schema_name=name)
-            Domain.objects.create(tenant=shop, domain=f"{name}.example", is_primary=True)
+            Domain.objects.create(
+                tenant=shop, domain=f"{name}.example", is_primary=True
+            )
             with schema_context(name):
                 get_user_model().objects.create_user("carol")
 
@@ -42,11 +44,22 @@ class Tenants(Project):
     def check(self):
         hosts = [f"{name}.example" for name in (ACME, UMBRA)] * 2
         paid = [self.send("r-both", "both", Host=host) for host in hosts]
-        assert [answer.headers.get("Idempotent-Replayed") for answer in paid] == [None, None, "true", "true"]
-        assert [answer.content for answer in paid[:2]] == [answer.content for answer in paid[2:]]
+        assert [answer.headers.get("Idempotent-Replayed") for answer in paid] == [
+            None,
+            None,
+            "true",
+            "true",
+        ]
+        assert [answer.content for answer in paid[:2]] == [
+            answer.content for answer in paid[2:]
+        ]
         assert [self.effects("r-both", tenant) for tenant in (ACME, UMBRA)] == [1, 1]
 
 
-WHERE = "in each tenant's schema" if "django_idempotency" in settings.TENANT_APPS else "in one schema for all"
+WHERE = (
+    "in each tenant's schema"
+    if "django_idempotency" in settings.TENANT_APPS
+    else "in one schema for all"
+)
 PROJECTS = {f"django-tenants, records {WHERE}": Tenants()}
 urlpatterns = [path("pay/", pay)]

@@ -65,7 +65,9 @@ def too_many(request, exception):
 class RateLimit(Project):
     def check(self):
         self.path = "/limited/"
-        assert [self.send("r-limited", key).status_code for key in ("one", "two", "two")] == [201, 429, 429]
+        assert [
+            self.send("r-limited", key).status_code for key in ("one", "two", "two")
+        ] == [201, 429, 429]
         cache.clear()
         assert self.send("r-limited", "two").status_code == 201, "the key is free"
         assert self.effects("r-limited") == 2
@@ -76,7 +78,9 @@ PROJECTS = {
     "django-reversion": Reversion(),
     "django-ratelimit": RateLimit(),
 }
-graphenes = GraphQLView.as_view(schema=graphene.Schema(query=GrapheneQuery, mutation=GrapheneMutation))
+graphenes = GraphQLView.as_view(
+    schema=graphene.Schema(query=GrapheneQuery, mutation=GrapheneMutation)
+)
 urlpatterns = [
     path("graphene/", csrf_exempt(graphenes)),
     path("revision/", csrf_exempt(pay_in_a_revision)),

@@ -36,7 +36,9 @@ def history():
 
 def test_the_history_outlives_the_account_of_the_operator(anna):
     held()
-    call_command("idempotency_keys", "allow-retry", "held", "--by=anna", "--note=asked the bank")
+    call_command(
+        "idempotency_keys", "allow-retry", "held", "--by=anna", "--note=asked the bank"
+    )
     told = [("Retry allowed. asked the bank", "anna")]
     assert history() == told
     id = str(anna.pk)
@@ -51,14 +53,22 @@ def test_decisions_of_users_and_names_are_kept_without_the_admin(anna):
     held()
     fail(record("held").pk, by="a script", note="cancelled")
     (entry,) = Entry.objects.all()
-    assert (entry.user, entry.user_id, entry.object_id) == ("a script", "", str(record("held").pk))
+    assert (entry.user, entry.user_id, entry.object_id) == (
+        "a script",
+        "",
+        str(record("held").pk),
+    )
     assert entry.change_message.endswith(" cancelled")
     assert not LogEntry.objects.exists()
 
 
-def test_two_operators_decide_without_the_admin_and_a_deleted_one_no_longer_counts(anna, django_user_model, settings):
+def test_two_operators_decide_without_the_admin_and_a_deleted_one_no_longer_counts(
+    anna, django_user_model, settings
+):
     settings.IDEMPOTENCY = {"DECISIONS": ["second_operator"]}
-    bob, carol = (django_user_model.objects.create_superuser(name) for name in ("bob", "carol"))
+    bob, carol = (
+        django_user_model.objects.create_superuser(name) for name in ("bob", "carol")
+    )
     held()
     with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
         assert allow_retry(record("held").pk, by=anna) == Refusal.PROPOSED
@@ -80,7 +90,10 @@ def test_a_viewed_body_is_kept_with_its_viewer_and_note(anna):
 def test_an_entry_about_another_model_is_kept_apart(anna, django_user_model):
     held()
     customer = django_user_model.objects.create(username="customer")
-    customer.now, customer.created_at = record("held").created_at, record("held").created_at
+    customer.now, customer.created_at = (
+        record("held").created_at,
+        record("held").created_at,
+    )
     write_entry(customer, anna, "Requeued.")
     assert Entry.objects.get().model == "auth.User"
     assert [entry.user for entry in entries_of_life(customer)] == ["anna"]
@@ -96,7 +109,12 @@ def test_an_entry_is_added_and_never_changed(anna):
         entry.save()
     page = EntryAdmin(Entry, admin.site)
     assert not any(
-        may(None) for may in (page.has_add_permission, page.has_change_permission, page.has_delete_permission)
+        may(None)
+        for may in (
+            page.has_add_permission,
+            page.has_change_permission,
+            page.has_delete_permission,
+        )
     )
 
 
@@ -107,4 +125,8 @@ def test_an_erasure_replaces_texts_and_leaves_who_did_something_and_when(anna):
     assert erase(SCOPE).complete
     after = Entry.objects.get()
     assert after.change_message == "(erased)"
-    assert (after.user, after.action_time, after.object_id) == (before.user, before.action_time, before.object_id)
+    assert (after.user, after.action_time, after.object_id) == (
+        before.user,
+        before.action_time,
+        before.object_id,
+    )

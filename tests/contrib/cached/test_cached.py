@@ -19,7 +19,14 @@ from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore
-from django_idempotency.values.outcomes import Claimed, Keep, Mismatch, Operation, Replay, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Keep,
+    Mismatch,
+    Operation,
+    Replay,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Policy
 from tests.http.test_may_replay import ALLOWED, by_header, holds, is_refused
 from tests.support.callers import is_replay, stop_heartbeat
@@ -39,7 +46,11 @@ class FaultyCache(LocMemCache):
         return super().get(key, *args, **named) if self.fault is None else self.fault()
 
     def add(self, key, *args, **named):
-        return super().add(key, *args, **named) if self.fault is None else bool(self.fault())
+        return (
+            super().add(key, *args, **named)
+            if self.fault is None
+            else bool(self.fault())
+        )
 
     def set(self, key, *args, **named):
         return super().set(key, *args, **named) if self.fault is None else self.fault()
@@ -48,7 +59,9 @@ class FaultyCache(LocMemCache):
 @pytest.fixture(autouse=True)
 def cached_store(settings, monkeypatch):
     name = uuid4().hex
-    settings.CACHES = {"default": {"BACKEND": f"{__name__}.FaultyCache", "LOCATION": name}}
+    settings.CACHES = {
+        "default": {"BACKEND": f"{__name__}.FaultyCache", "LOCATION": name}
+    }
     use(settings)
     yield
     FaultyCache.fault = None
@@ -56,7 +69,9 @@ def cached_store(settings, monkeypatch):
 
 
 def use(settings, **options):
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": BACKEND, "OPTIONS": options}}}
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": {"BACKEND": BACKEND, "OPTIONS": options}}
+    }
     cached._guards.clear()
 
 

@@ -13,7 +13,15 @@ from django_idempotency.maintenance import erase
 from django_idempotency.maintenance.formatting import age
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, Replay
-from tests.contrib.cached.test_cached import POLICY, FaultyCache, asked, broken, done, operation, use
+from tests.contrib.cached.test_cached import (
+    POLICY,
+    FaultyCache,
+    asked,
+    broken,
+    done,
+    operation,
+    use,
+)
 from tests.support.callers import stop_heartbeat
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -92,7 +100,9 @@ def test_a_dry_run_leaves_the_cache_alone(one):
     assert asked(one)[1] == 0
 
 
-def test_an_erasure_reports_a_cache_that_is_unavailable(one, cache, monkeypatch, capsys):
+def test_an_erasure_reports_a_cache_that_is_unavailable(
+    one, cache, monkeypatch, capsys
+):
     cache(FAULTY)
     monkeypatch.setattr(FaultyCache, "fault", staticmethod(broken))
     with pytest.raises(SystemExit) as ended:

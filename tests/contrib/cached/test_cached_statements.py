@@ -18,14 +18,21 @@ from tests.contrib.cached.test_cached import use
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.psycopg3, pytest.mark.usefixtures("transactional_db")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.psycopg3,
+    pytest.mark.usefixtures("transactional_db"),
+]
 OURS, SESSION, USER = "django_idempotency_", "django_session", "auth_user"
 MANY = 50
 
 
 @pytest.fixture(autouse=True)
 def cached_store(settings, tmp_path):
-    location = {"BACKEND": "django.core.cache.backends.filebased.FileBasedCache", "LOCATION": str(tmp_path)}
+    location = {
+        "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
+        "LOCATION": str(tmp_path),
+    }
     settings.CACHES = {"default": location}
     use(settings)
 
@@ -90,10 +97,16 @@ def test_the_background_sends_one_statement_for_all_replays(order, monkeypatch):
     """What a benchmark that counts all of a server's statements sees: none of any one request."""
     background = Background("background")
     monkeypatch.setattr(Worker, "wake", lambda self: None)  # it works when it is told
-    monkeypatch.setattr("django_idempotency.engine.background.in_test_run", lambda: False)
+    monkeypatch.setattr(
+        "django_idempotency.engine.background.in_test_run", lambda: False
+    )
     monkeypatch.setattr("django_idempotency.engine.claims.background", background)
-    monkeypatch.setattr("django_idempotency.contrib.dashboard.counters.background", background)
-    monkeypatch.setattr("django_idempotency.contrib.dashboard.counters.counters", Counters())
+    monkeypatch.setattr(
+        "django_idempotency.contrib.dashboard.counters.background", background
+    )
+    monkeypatch.setattr(
+        "django_idempotency.contrib.dashboard.counters.counters", Counters()
+    )
     monkeypatch.setattr("django_idempotency.contrib.dashboard.counters.FLUSH_EVERY", 0)
     keys = [str(uuid4()) for _ in range(3)]
     for key in keys:
@@ -102,7 +115,10 @@ def test_the_background_sends_one_statement_for_all_replays(order, monkeypatch):
     for key in keys * 20:
         order(key)
     sent = _sent_by(background)
-    counter, replays = sent.on("INSERT INTO django_idempotency_counter"), sent.on("SET replays = replays + ")
+    counter, replays = (
+        sent.on("INSERT INTO django_idempotency_counter"),
+        sent.on("SET replays = replays + "),
+    )
     assert (len(counter), len(replays)) == (1, 1)
     assert len(sent.on("set_config")) == 2  # the limits of each transaction
     assert (len(sent.transaction), len(sent.all)) == (4, 8)

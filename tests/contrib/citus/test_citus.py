@@ -45,7 +45,9 @@ def test_ids_are_grouped_by_shard():
     assert 1 < len(groups) < len(ids)
     for group in groups:
         with transaction.atomic():
-            assert len(IdempotencyRecord.objects.select_for_update().filter(pk__in=group)) == len(group)
+            assert len(
+                IdempotencyRecord.objects.select_for_update().filter(pk__in=group)
+            ) == len(group)
 
 
 def test_a_check_of_a_worker_is_no_missing_partition(caplog):
@@ -58,11 +60,16 @@ def test_a_check_of_a_worker_is_no_missing_partition(caplog):
 
 
 @pytest.mark.server
-def test_every_key_takes_effect_once_while_processes_and_servers_are_killed(start_server):
+def test_every_key_takes_effect_once_while_processes_and_servers_are_killed(
+    start_server,
+):
     """The processes that serve die in the midst of requests, and one Citus worker after the other crashes."""
     server = start_server(WORKERS="4")
     with ThreadPoolExecutor(CLIENTS) as clients:
-        bodies = [clients.submit(insist, server, f"k{number}", KILLED[number % 4]) for number in range(KEYS)]
+        bodies = [
+            clients.submit(insist, server, f"k{number}", KILLED[number % 4])
+            for number in range(KEYS)
+        ]
         _coordinator, *workers = distributed.nodes()
         for worker in workers:
             crash(worker)
@@ -77,7 +84,9 @@ def insist(server, key, fault):
 
     def sent():
         try:
-            response = server.post("/api/charges/", payment(key), key=key, simulate=next(faults, None))
+            response = server.post(
+                "/api/charges/", payment(key), key=key, simulate=next(faults, None)
+            )
         except httpx.TransportError:
             return None
         assert response.status_code in (201, 409, 500, 503), response.text

@@ -21,7 +21,15 @@ from django_idempotency.stores import configured, postgresql, store_for
 from django_idempotency.stores.claim_function import FUNCTION, TRANSACTION
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.exceptions import StoreUnavailable
-from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Fail,
+    Keep,
+    Operation,
+    Release,
+    Replay,
+    StoredResponse,
+)
 from django_idempotency.values.policy import Atomic, Policy
 from tests.support.checks import CITUS, ids_found
 from tests.support.shard_locks import refused_across_shards, shard_of
@@ -29,15 +37,21 @@ from tests.support.statements import sent_statements
 
 TABLE = IdempotencyRecord._meta.db_table
 VALUE = r"(?:\$\d+|'[0-9a-f-]{32,36}'(?:::uuid)?)"
-ONE_RECORD = re.compile(rf"""\bid"? (?:= {VALUE}|= ANY\({VALUE}|IN \({VALUE}\)|= seen\.id)""")
+ONE_RECORD = re.compile(
+    rf"""\bid"? (?:= {VALUE}|= ANY\({VALUE}|IN \({VALUE}\)|= seen\.id)"""
+)
 VERDICTS = [Keep(StoredResponse(201)), Fail("broke"), Release()]
 
 
 def test_the_claims_function_looks_and_inserts_by_the_id():
     looks = re.findall(rf"FROM {TABLE}\b.*", FUNCTION)
     assert len(looks) == 2
-    assert len(re.findall(rf"FROM {TABLE} AS record\s+WHERE record\.id = new_id\b", FUNCTION)) == len(looks)
-    assert re.search(rf"INSERT INTO {TABLE} \(\s+id,.*?VALUES \(\s+new_id,", FUNCTION, re.DOTALL)
+    assert len(
+        re.findall(rf"FROM {TABLE} AS record\s+WHERE record\.id = new_id\b", FUNCTION)
+    ) == len(looks)
+    assert re.search(
+        rf"INSERT INTO {TABLE} \(\s+id,.*?VALUES \(\s+new_id,", FUNCTION, re.DOTALL
+    )
     assert "UPDATE " not in FUNCTION.replace("NO KEY UPDATE", "")
 
 
@@ -49,7 +63,9 @@ def claimed(key, policy):
 
 def lapse(claim):
     """In atomic mode its grace, in lease mode its lease, which was watched."""
-    IdempotencyRecord.objects.filter(pk=claim.id).update(locked_at=ahead(-10), locked_until=ahead(-10))
+    IdempotencyRecord.objects.filter(pk=claim.id).update(
+        locked_at=ahead(-10), locked_until=ahead(-10)
+    )
 
 
 def settle(claim, policy, verdict):
@@ -65,7 +81,9 @@ def test_every_statement_sent_to_postgresql_names_one_record(mode):
     """The hot path as it is: claim, lock, completion, replay, renewal, takeover, release, failure, hold, batch."""
     policy = Policy(mode=mode)
     store = store_for(policy)
-    dead, freed, failed, held = (claimed(key, policy) for key in ("dead", "freed", "failed", "held"))
+    dead, freed, failed, held = (
+        claimed(key, policy) for key in ("dead", "freed", "failed", "held")
+    )
     for claim in (dead, held):
         lapse(claim)
     with sent_statements() as sent:
@@ -81,13 +99,22 @@ def test_every_statement_sent_to_postgresql_names_one_record(mode):
         with store.try_lock(held.id) as record:
             store.hold(record, "an operator decides")
         assert store.read(done.id)
-        together = engine.claim_many([Operation("s", key, bytes(32)) for key in "ab"], policy)
-    of_records = [sql for sql in sent.all if TABLE in sql and not sql.startswith("EXPLAIN")]
+        together = engine.claim_many(
+            [Operation("s", key, bytes(32)) for key in "ab"], policy
+        )
+    of_records = [
+        sql for sql in sent.all if TABLE in sql and not sql.startswith("EXPLAIN")
+    ]
     assert len(of_records) >= 10
     assert [sql for sql in of_records if not ONE_RECORD.search(sql)] == []
     claims = sent.on("django_idempotency_claim(")
     assert claims
-    assert all(re.search(r"django_idempotency_claim\(\s*(?:\$1|'[0-9a-f-]{32,36}'|wanted\.id,)", sql) for sql in claims)
+    assert all(
+        re.search(
+            r"django_idempotency_claim\(\s*(?:\$1|'[0-9a-f-]{32,36}'|wanted\.id,)", sql
+        )
+        for sql in claims
+    )
     assert [claim.operation.key for claim in together] == ["a", "b"]
 
 
@@ -123,7 +150,9 @@ class TestOnSeveralServers(StoreContract):
 def test_the_database_is_asked_once_whether_the_table_is_distributed():
     citus._distributed.clear()
     assert citus.is_distributed("default")
-    with connections["default"].execute_wrapper(lambda *_args: pytest.fail("asked again")):
+    with connections["default"].execute_wrapper(
+        lambda *_args: pytest.fail("asked again")
+    ):
         assert citus.is_distributed("default")
 
 
@@ -138,7 +167,10 @@ def test_plain_tables_lock_any_rows(db, monkeypatch):
 @pytest.mark.postgresql
 def test_ids_are_grouped_by_shard_always_in_the_same_order(shards):
     ids = [uuid4() for _ in range(30)]
-    expected = [[id for id in sorted(ids) if shard_of(id) == shard] for shard in sorted(set(map(shard_of, ids)))]
+    expected = [
+        [id for id in sorted(ids) if shard_of(id) == shard]
+        for shard in sorted(set(map(shard_of, ids)))
+    ]
     assert citus.in_shards(ids, "default") == expected
 
 
@@ -147,7 +179,9 @@ def test_leases_are_renewed_shard_by_shard(shards):
     policy = Policy(mode="lease")
     claims = [claimed(f"k{number}", policy) for number in range(20)]
     assert store_for(policy).renew(claims) == {claim.token for claim in claims}
-    assert shards == [{shard} for shard in sorted({shard_of(claim.id) for claim in claims})]
+    assert shards == [
+        {shard} for shard in sorted({shard_of(claim.id) for claim in claims})
+    ]
 
 
 @pytest.mark.postgresql
@@ -156,16 +190,24 @@ def test_a_batch_is_locked_shard_by_shard(shards):
     claims = [claimed(f"k{number}", policy) for number in range(20)]
     store = store_for(policy)
     with store.transaction():
-        assert {claim.token for claim in store.lock_many(claims)} == {claim.token for claim in claims}
-    assert shards == [{shard} for shard in sorted({shard_of(claim.id) for claim in claims})]
+        assert {claim.token for claim in store.lock_many(claims)} == {
+            claim.token for claim in claims
+        }
+    assert shards == [
+        {shard} for shard in sorted({shard_of(claim.id) for claim in claims})
+    ]
 
 
 @pytest.fixture
 def elsewhere(shards, monkeypatch):
     """What the server of a record says of transactions is about others than the caller's."""
     for name in ("LOCK", "LOCK_MANY"):
-        monkeypatch.setattr(postgresql, name, getattr(postgresql, name).replace(TRANSACTION, "'7'"))
-    monkeypatch.setattr(postgresql, "ENDING", postgresql.ENDING.replace(TRANSACTION, "'7'"))
+        monkeypatch.setattr(
+            postgresql, name, getattr(postgresql, name).replace(TRANSACTION, "'7'")
+        )
+    monkeypatch.setattr(
+        postgresql, "ENDING", postgresql.ENDING.replace(TRANSACTION, "'7'")
+    )
     monkeypatch.setattr(postgresql, "WAS_COMMITTED", "%s IS NULL")
 
 
@@ -174,15 +216,23 @@ def elsewhere(shards, monkeypatch):
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_a_run_on_several_servers_goes_by_the_transaction_of_its_own(verdict):
     settle(claimed("k", Policy()), Policy(), verdict)
-    status = IdempotencyRecord.objects.filter(key="k").values_list("status", flat=True).first()
+    status = (
+        IdempotencyRecord.objects.filter(key="k")
+        .values_list("status", flat=True)
+        .first()
+    )
     assert status == {Keep: "completed", Fail: "failed", Release: None}[type(verdict)]
 
 
 @pytest.mark.postgresql
 def test_replays_of_several_shards_are_counted_one_by_one(shards):
     claims = [claimed(f"k{number}", Policy()) for number in range(5)]
-    store_for(Policy()).count_replays({claim.id: number for number, claim in enumerate(claims)})
-    counted = IdempotencyRecord.objects.filter(pk__in=[claim.id for claim in claims]).order_by("key")
+    store_for(Policy()).count_replays(
+        {claim.id: number for number, claim in enumerate(claims)}
+    )
+    counted = IdempotencyRecord.objects.filter(
+        pk__in=[claim.id for claim in claims]
+    ).order_by("key")
     assert list(counted.values_list("replays", flat=True)) == [0, 1, 2, 3, 4]
     assert shards == []
 
@@ -202,23 +252,35 @@ def test_a_run_that_failed_after_its_transaction_was_committed_is_on_hold():
 @pytest.mark.usefixtures("elsewhere")
 def test_a_batch_is_completed_by_the_transaction_of_its_own():
     """With a plain UPDATE: what depends on all of its rows would have to be asked of several servers."""
-    claims, store = [claimed(f"k{number}", Policy()) for number in range(5)], store_for(Policy())
+    claims, store = (
+        [claimed(f"k{number}", Policy()) for number in range(5)],
+        store_for(Policy()),
+    )
     with store.transaction(), sent_statements() as sent:
         locked = store.lock_many(claims)
-        assert store.complete_many([(claim, StoredResponse(201)) for claim in locked]) == len(claims)
+        assert store.complete_many(
+            [(claim, StoredResponse(201)) for claim in locked]
+        ) == len(claims)
     assert sent.on("WITH written") == []
-    assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed"}
+    assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {
+        "completed"
+    }
 
 
 @pytest.mark.usefixtures("citus_store")
 def test_claims_by_lock_are_refused():
     policy = Policy(mode=Atomic(claim="lock"))
-    with pytest.raises(ImproperlyConfigured, match=r"'default' \(CitusStore\) are on several servers"):
+    with pytest.raises(
+        ImproperlyConfigured, match=r"'default' \(CitusStore\) are on several servers"
+    ):
         store_for(policy)
 
 
 def test_e024_finds_claims_by_lock(settings):
-    settings.IDEMPOTENCY = {"STORES": {"default": STORE}, "ATOMIC": Atomic(claim="lock")}
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": STORE},
+        "ATOMIC": Atomic(claim="lock"),
+    }
     assert ids_found("E024", databases=()) == ["E024"]
     settings.IDEMPOTENCY = {"STORES": {"default": STORE}}
     assert ids_found("E024", databases=()) == []
@@ -251,7 +313,9 @@ def test_e001_finds_distributed_records_whose_store_is_another(shards, settings)
 
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("transactional_db", "citus_store")
-def test_leases_are_not_renewed_if_the_store_fails_as_a_process_asks_for_its_shards(proxy, monkeypatch):
+def test_leases_are_not_renewed_if_the_store_fails_as_a_process_asks_for_its_shards(
+    proxy, monkeypatch
+):
     policy = Policy(mode="lease")
     claim, store = claimed("k", policy), store_for(policy)
     monkeypatch.setattr(citus, "_distributed", {})  # what a process asks once

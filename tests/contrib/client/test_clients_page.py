@@ -21,7 +21,11 @@ PYTHON = [block for language, block in BLOCKS if language == "python"]
 def as_shown(relay, reference):
     """The code, with the address, the token and the reference of this test; its first two responses get lost."""
     relay.plan = ["lose", "cut"]
-    real = {"https://api.example.com": relay.url, "secret-token": "alice-token", "order-1": reference}
+    real = {
+        "https://api.example.com": relay.url,
+        "secret-token": "alice-token",
+        "order-1": reference,
+    }
 
     def shown(block):
         for example, here in real.items():
@@ -38,7 +42,11 @@ def only(language):
 
 def charged_once(relay, server, reference, told):
     assert json.loads(told)["reference"] == reference
-    assert (len(relay.keys), len(set(relay.keys)), server.ledger(reference)) == (3, 1, 1)
+    assert (len(relay.keys), len(set(relay.keys)), server.ledger(reference)) == (
+        3,
+        1,
+        1,
+    )
     assert relay.keys[0].startswith('"')
 
 
@@ -56,8 +64,19 @@ def test_python_charges_once(as_shown, relay, server, reference, block):
 
 @pytest.mark.curl
 def test_curl_charges_once(as_shown, relay, server, reference):
-    typed = as_shown(only("console")).removeprefix("$ ").strip().replace("8e03978e-40d5-43dd", reference[:18])
-    done = subprocess.run(f"{typed} --silent --noproxy '*'", shell=True, capture_output=True, text=True, timeout=120)
+    typed = (
+        as_shown(only("console"))
+        .removeprefix("$ ")
+        .strip()
+        .replace("8e03978e-40d5-43dd", reference[:18])
+    )
+    done = subprocess.run(
+        f"{typed} --silent --noproxy '*'",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done
     # What of a body had arrived before it broke was printed before the retry.
     told = done.stdout[done.stdout.rindex("{") :]
@@ -67,7 +86,10 @@ def test_curl_charges_once(as_shown, relay, server, reference):
 @pytest.mark.node
 def test_javascript_charges_once(as_shown, relay, server, reference, tmp_path):
     script = tmp_path / "charge.mjs"
-    script.write_text(as_shown(only("javascript")) + f"console.log((await charge(500, '{reference}')).body);\n")
+    script.write_text(
+        as_shown(only("javascript"))
+        + f"console.log((await charge(500, '{reference}')).body);\n"
+    )
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done
     charged_once(relay, server, reference, done.stdout)
@@ -75,5 +97,7 @@ def test_javascript_charges_once(as_shown, relay, server, reference, tmp_path):
 
 def test_the_options_of_retries_are_those_listed():
     table = rows(section("client_code.md", "In Python, with this package"))
-    listed = {name.strip("`"): eval(default.strip("`")) for name, default, _meaning in table}
+    listed = {
+        name.strip("`"): eval(default.strip("`")) for name, default, _meaning in table
+    }
     assert listed == {field.name: field.default for field in fields(Retries)}

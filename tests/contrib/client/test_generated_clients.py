@@ -23,8 +23,14 @@ pytestmark = pytest.mark.openai
 def post():
     def send(url, path, *, key, body, token="alice-token", **headers):
         with openai.OpenAI(base_url=url, api_key="none", max_retries=4) as client:
-            own = {"Authorization": f"Token {token}", "Idempotency-Key": f'"{key}"', **headers}
-            return client.post(path, cast_to=object, body=body, options={"headers": own})
+            own = {
+                "Authorization": f"Token {token}",
+                "Idempotency-Key": f'"{key}"',
+                **headers,
+            }
+            return client.post(
+                path, cast_to=object, body=body, options={"headers": own}
+            )
 
     return send
 
@@ -34,10 +40,14 @@ def charge(reference):
 
 
 @pytest.mark.server
-def test_a_request_in_flight_is_retried_until_it_is_done(post, relay, server, reference):
+def test_a_request_in_flight_is_retried_until_it_is_done(
+    post, relay, server, reference
+):
     relay.plan = ["leave"]
     slow = {"X-Simulate": '{"delay_ms": 1500}'}
-    created = post(relay.url, "/api/charges/", key=reference, body=charge(reference), **slow)
+    created = post(
+        relay.url, "/api/charges/", key=reference, body=charge(reference), **slow
+    )
     assert (created["reference"], server.ledger(reference)) == (reference, 1)
     assert relay.statuses[0] == 409
     assert relay.statuses[-1] == 201
@@ -50,13 +60,20 @@ def on_hold(request):
 def test_a_409_on_hold_is_not_retried(post, transactional_db, settings):
     """Without the header ``X-Should-Retry`` it would be, as any other 409."""
     settings.MIDDLEWARE = []
-    settings.ROOT_URLCONF = (path("pay/", csrf_exempt(idempotent(scope="public")(on_hold))),)
+    settings.ROOT_URLCONF = (
+        path("pay/", csrf_exempt(idempotent(scope="public")(on_hold))),
+    )
     policy = Policy(scope="public")
     body = {"amount": 5}
-    store_for(policy).fail(claim(body=json.dumps(body).encode(), policy=policy), "crashed", on_hold=True)
+    store_for(policy).fail(
+        claim(body=json.dumps(body).encode(), policy=policy), "crashed", on_hold=True
+    )
     server = LiveServer("localhost")
     try:
-        with running_relay(server.url) as relay, pytest.raises(openai.ConflictError) as refused:
+        with (
+            running_relay(server.url) as relay,
+            pytest.raises(openai.ConflictError) as refused,
+        ):
             post(relay.url, "/pay/", key="k", body=body)
     finally:
         server.stop()

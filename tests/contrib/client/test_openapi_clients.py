@@ -21,7 +21,10 @@ from django_idempotency.http.placement import idempotent
 from tests.support.callers import all_effects, pay
 from tests.support.generated import generated_client
 
-pytestmark = [pytest.mark.openapi_client, pytest.mark.usefixtures("payer", "transactional_db")]
+pytestmark = [
+    pytest.mark.openapi_client,
+    pytest.mark.usefixtures("payer", "transactional_db"),
+]
 
 
 class Payment(Schema):
@@ -37,7 +40,12 @@ def send(settings, tmp_path):
     """Sends a payment by a client that was generated from an API of Django Ninja; the first response gets lost."""
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
 
-    @api.post("/payments/", response={201: Paid}, operation_id="payments_create", tags=["payments"])
+    @api.post(
+        "/payments/",
+        response={201: Paid},
+        operation_id="payments_create",
+        tags=["payments"],
+    )
     @idempotent(scope="public")
     def create_payment(request, payment: Payment):
         return Status(201, {"amount": payment.amount, "entry": str(pay().pk)})
@@ -55,20 +63,36 @@ def send(settings, tmp_path):
                 raise httpx.ReadError("the response is lost")
             return response
 
-    transport = IdempotentTransport(Lossy(get_wsgi_application()), Retries(first_wait=0.001))
+    transport = IdempotentTransport(
+        Lossy(get_wsgi_application()), Retries(first_wait=0.001)
+    )
     document = json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))
     with (
         generated_client(document, tmp_path) as package,
-        package.Client(base_url="http://testserver", httpx_args={"transport": transport}) as client,
+        package.Client(
+            base_url="http://testserver", httpx_args={"transport": transport}
+        ) as client,
     ):
-        create = importlib.import_module(f"{package.__name__}.api.payments.payments_create")
+        create = importlib.import_module(
+            f"{package.__name__}.api.payments.payments_create"
+        )
         of_payments = importlib.import_module(f"{package.__name__}.models").Payment
-        yield lambda amount: create.sync_detailed(client=client, body=of_payments(amount=amount), idempotency_key='"k"')
+        yield lambda amount: create.sync_detailed(
+            client=client, body=of_payments(amount=amount), idempotency_key='"k"'
+        )
 
 
 def test_a_generated_client_retries_into_one_effect(send):
     first = send(5)
-    assert (first.status_code, first.headers["Idempotent-Replayed"], all_effects()) == (201, "true", 1)
+    assert (first.status_code, first.headers["Idempotent-Replayed"], all_effects()) == (
+        201,
+        "true",
+        1,
+    )
     assert first.parsed.amount == 5
     reused = send(6)
-    assert (reused.status_code, reused.parsed.code, all_effects()) == (422, "idempotency_key_reused", 1)
+    assert (reused.status_code, reused.parsed.code, all_effects()) == (
+        422,
+        "idempotency_key_reused",
+        1,
+    )

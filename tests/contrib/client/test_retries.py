@@ -51,8 +51,13 @@ def test_a_key_of_the_callers_is_kept():
     ("method", "headers", "repeated"),
     [("GET", {}, True), ("LOCK", {}, False), ("LOCK", {"Idempotency-Key": "k"}, True)],
 )
-def test_a_request_that_is_not_safe_is_repeated_only_with_a_key(method, headers, repeated):
-    for end in (lambda call: call.after_failure(), lambda call: call.after_response(503, ResponseHeaders({}))):
+def test_a_request_that_is_not_safe_is_repeated_only_with_a_key(
+    method, headers, repeated
+):
+    for end in (
+        lambda call: call.after_failure(),
+        lambda call: call.after_response(503, ResponseHeaders({})),
+    ):
         assert (end(begun(method, headers)) is not None) is repeated
 
 
@@ -71,17 +76,31 @@ def test_x_should_retry_decides_or_else_the_status(statuses, said, expected):
     assert {should_retry(status, headers) for status in statuses} == {expected}
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
+@pytest.mark.parametrize(
+    "refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__
+)
 def test_a_problem_has_x_should_retry_for_other_clients(refusal):
     ours = problem(refusal)
     expected = "true" if ours.retryable else "false"
-    if ours.retryable and ours.retry_after is None:  # the caller has to do something, or to send all of it
+    if (
+        ours.retryable and ours.retry_after is None
+    ):  # the caller has to do something, or to send all of it
         expected = None
     assert problem_response(ours).headers.get("X-Should-Retry") == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"), [("7", 7), (" 7 ", 7), ("0", 0), ("soon", 0), ("", 0), ("-1", 0), ("1.5", 0), ("\u0667", 0)]
+    ("value", "seconds"),
+    [
+        ("7", 7),
+        (" 7 ", 7),
+        ("0", 0),
+        ("soon", 0),
+        ("", 0),
+        ("-1", 0),
+        ("1.5", 0),
+        ("\u0667", 0),
+    ],
 )
 def test_retry_after_is_a_number_of_seconds(value, seconds):
     assert retry_after({"Retry-After": value}) == seconds
@@ -90,19 +109,27 @@ def test_retry_after_is_a_number_of_seconds(value, seconds):
 def test_waits_double_up_to_the_longest_however_many_attempts():
     call = begun(attempts=3000, total=1e9, first_wait=1, longest_wait=4)
     waits = [call.after_failure() for _ in range(2999)]
-    assert all(most / 2 <= wait <= most for wait, most in zip(waits, (1, 2, *[4] * 2997), strict=True))
+    assert all(
+        most / 2 <= wait <= most
+        for wait, most in zip(waits, (1, 2, *[4] * 2997), strict=True)
+    )
 
 
 def test_a_longer_retry_after_is_obeyed_and_a_shorter_one_waited_out():
     assert begun().after_response(503, ResponseHeaders({"retry-after": "50"})) == 50
-    assert begun(first_wait=8).after_response(503, ResponseHeaders({"retry-after": "1"})) >= 4
+    assert (
+        begun(first_wait=8).after_response(503, ResponseHeaders({"retry-after": "1"}))
+        >= 4
+    )
 
 
 def test_an_attempt_never_begins_after_the_total_time(clock):
     call = begun(total=10, first_wait=0)
     clock.now = 9.9
     assert call.after_failure() == 0
-    assert call.after_response(503, ResponseHeaders({"Retry-After": "1"})) is None, "it would begin at 10.9"
+    assert call.after_response(503, ResponseHeaders({"Retry-After": "1"})) is None, (
+        "it would begin at 10.9"
+    )
     clock.now = 10.1
     assert call.after_failure() is None
 

@@ -10,7 +10,10 @@ import pytest
 import requests
 
 from django_idempotency.contrib.client import Retries
-from django_idempotency.contrib.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from django_idempotency.contrib.client.httpx import (
+    AsyncIdempotentTransport,
+    IdempotentTransport,
+)
 from django_idempotency.contrib.client.requests import IdempotentAdapter
 
 pytestmark = [pytest.mark.server, pytest.mark.http_clients]
@@ -32,9 +35,15 @@ def by_async_httpx(method, url, retries=SOON, content=None, **sent):
             yield chunk
 
     async def main():
-        transport = AsyncIdempotentTransport(httpx.AsyncHTTPTransport(limits=LIMITS), retries)
-        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=30) as client:
-            return await client.request(method, url, content=content and chunks(), **sent)
+        transport = AsyncIdempotentTransport(
+            httpx.AsyncHTTPTransport(limits=LIMITS), retries
+        )
+        async with httpx.AsyncClient(
+            transport=transport, trust_env=False, timeout=30
+        ) as client:
+            return await client.request(
+                method, url, content=content and chunks(), **sent
+            )
 
     return asyncio.run(main())
 
@@ -44,7 +53,13 @@ def by_requests(method, url, retries=SOON, content=None, **sent):
         session.trust_env = False
         for scheme in ("http://", "https://"):
             session.mount(scheme, IdempotentAdapter(retries))
-        return session.request(method, url, timeout=30, **({} if content is None else {"data": content}), **sent)
+        return session.request(
+            method,
+            url,
+            timeout=30,
+            **({} if content is None else {"data": content}),
+            **sent,
+        )
 
 
 @pytest.fixture(params=[by_httpx, by_async_httpx, by_requests])
@@ -59,7 +74,9 @@ def charge(request_by, relay, reference):
     def send(retries=SOON, headers=(), **sent):
         body = {"json": {"amount": 5, "currency": "EUR", "reference": reference}}
         url = f"{relay.url}/api/charges/"
-        return request_by("POST", url, retries, headers={**HEADERS, **dict(headers)}, **(sent or body))
+        return request_by(
+            "POST", url, retries, headers={**HEADERS, **dict(headers)}, **(sent or body)
+        )
 
     return send
 
@@ -70,9 +87,16 @@ NO_RESPONSE = (httpx.TransportError, requests.RequestException)
 def test_a_lost_response_is_fetched_with_the_same_key(charge, relay, server, reference):
     relay.plan = ["lose", "cut"]
     response = charge()
-    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (201, "true")
+    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (
+        201,
+        "true",
+    )
     assert response.json()["reference"] == reference
-    assert (len(relay.keys), len(set(relay.keys)), server.ledger(reference)) == (3, 1, 1)
+    assert (len(relay.keys), len(set(relay.keys)), server.ledger(reference)) == (
+        3,
+        1,
+        1,
+    )
     assert response.elapsed
 
 
@@ -87,12 +111,16 @@ def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, reference
 def test_a_refusal_that_no_retry_can_change_is_returned(charge, relay, reference):
     key = {"Idempotency-Key": f'"{reference}"'}
     charge(headers=key)
-    refused = charge(headers=key, json={"amount": 9, "currency": "EUR", "reference": reference})
+    refused = charge(
+        headers=key, json={"amount": 9, "currency": "EUR", "reference": reference}
+    )
     assert (refused.status_code, relay.keys) == (422, list(key.values()) * 2)
     assert refused.headers["X-Should-Retry"] == "false"
 
 
-def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(charge, relay):
+def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(
+    charge, relay
+):
     relay.plan = [{"status": 503}] * 3 + ["lose"] * 3
     assert charge(Retries(attempts=3, first_wait=0.01)).status_code == 503
     with pytest.raises(NO_RESPONSE):
@@ -103,7 +131,9 @@ def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(charg
 def test_a_body_that_can_be_read_once_is_sent_again(charge, relay, server, reference):
     relay.plan = ["lose"]
     body = f'{{"amount": 5, "currency": "EUR", "reference": "{reference}"}}'.encode()
-    response = charge(headers={"Content-Type": "application/json"}, content=iter([body[:9], body[9:]]))
+    response = charge(
+        headers={"Content-Type": "application/json"}, content=iter([body[:9], body[9:]])
+    )
     assert (response.status_code, server.ledger(reference)) == (201, 1)
     assert relay.bodies == [body, body]
 

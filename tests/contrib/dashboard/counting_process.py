@@ -55,7 +55,13 @@ class CountingProcess:
 @contextmanager
 def counting(seconds: float, window: float = 0) -> Iterator[CountingProcess]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.contrib.dashboard.counting_process", str(seconds), str(window)],
+        [
+            sys.executable,
+            "-m",
+            "tests.contrib.dashboard.counting_process",
+            str(seconds),
+            str(window),
+        ],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.PIPE,
@@ -82,7 +88,9 @@ def main(seconds: str, window: str) -> None:
     counters.FLUSH_EVERY = observations.FLUSH_EVERY = float(seconds)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as gunicorn's workers do
     if float(window):
-        override_settings(IDEMPOTENCY={"DASHBOARD": {"OBSERVE": float(window)}}).enable()
+        override_settings(
+            IDEMPOTENCY={"DASHBOARD": {"OBSERVE": float(window)}}
+        ).enable()
     protected = watched(idempotent(scope=SCOPE)(paying))
     for line in sys.stdin:
         key, requests = line.split()

@@ -56,12 +56,18 @@ def counted(payer):
 
 
 def in_the_table():
-    rows = IdempotencyCounter.objects.order_by().values_list("view", "event").annotate(Sum("count"))
+    rows = (
+        IdempotencyCounter.objects.order_by()
+        .values_list("view", "event")
+        .annotate(Sum("count"))
+    )
     return {(view, event): count for view, event, count in rows}
 
 
 def total(event):
-    return sum(count for (_view, found), count in in_the_table().items() if found == event)
+    return sum(
+        count for (_view, found), count in in_the_table().items() if found == event
+    )
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.counted_as)
@@ -70,7 +76,10 @@ def test_every_signal_is_counted_by_its_name_and_its_view(counted, event):
         for _time in range(times):
             named = {"reason": event.reason} if event.reason else {}
             send(event.signal, Operation("s", "k", bytes(32), sender=sender), **named)
-    assert counted() == {(PAYING, event.counted_as): 2, (MAINTENANCE, event.counted_as): 1}
+    assert counted() == {
+        (PAYING, event.counted_as): 2,
+        (MAINTENANCE, event.counted_as): 1,
+    }
 
 
 def test_events_of_a_wing_are_counted_by_publisher(counted):
@@ -88,7 +97,9 @@ def test_each_outcome_of_a_request_is_counted_by_view(counted):
     claim("gone", policy=Policy(mode="lease"))
     entry_point(paying, mode="lease")("gone")
     seen = counted()
-    assert seen.pop((MAINTENANCE, "key_claimed")) == 1  # the claim in this test, which is no view's
+    assert (
+        seen.pop((MAINTENANCE, "key_claimed")) == 1
+    )  # the claim in this test, which is no view's
     assert seen == {
         (PAYING, "key_claimed"): 1,
         (PAYING, "key_completed"): 1,
@@ -101,9 +112,15 @@ def test_each_outcome_of_a_request_is_counted_by_view(counted):
 def test_counters_hold_neither_keys_nor_scopes(counted):
     entry_point(paying, scope=lambda request: "user:4711")("secret-key")
     counted()
-    row = " ".join(str(value) for values in IdempotencyCounter.objects.values_list() for value in values)
+    row = " ".join(
+        str(value)
+        for values in IdempotencyCounter.objects.values_list()
+        for value in values
+    )
     assert "paying" in row
-    assert not [word for word in ("secret-key", "4711", BODY.decode(), "/pay/") if word in row]
+    assert not [
+        word for word in ("secret-key", "4711", BODY.decode(), "/pay/") if word in row
+    ]
 
 
 def test_names_differ_by_case_and_trailing_space(counted):
@@ -157,7 +174,10 @@ def aged(**days):
     """Counters by the name of their view, so many days old."""
     for view, age in days.items():
         IdempotencyCounter.objects.create(
-            since=timezone.now() - timedelta(days=age), view=view, event="claimed", count=1
+            since=timezone.now() - timedelta(days=age),
+            view=view,
+            event="claimed",
+            count=1,
         )
 
 
@@ -204,7 +224,9 @@ def test_memory_is_bounded_while_nothing_can_be_written(counted):
         for event in EVENTS:
             counters.count(event.counted_as, f"view{number}")
     assert sum(map(len, counters._counts.values())) == (MOST_VIEWS + 1) * len(EVENTS)
-    assert counted()[OTHER_VIEWS, "key_claimed"] == 2 * MOST_VIEWS  # the most there can be is one statement
+    assert (
+        counted()[OTHER_VIEWS, "key_claimed"] == 2 * MOST_VIEWS
+    )  # the most there can be is one statement
     assert IdempotencyCounter.objects.count() == (MOST_VIEWS + 1) * len(EVENTS)
 
 
@@ -242,7 +264,9 @@ def test_two_processes_at_once_count_every_request_once():
         for process in (one, other):
             process.end()
     expected = {"key_claimed": 2, "key_completed": 2, "response_replayed": 398}
-    assert in_the_table() == {(PAYING, event): count for event, count in expected.items()}
+    assert in_the_table() == {
+        (PAYING, event): count for event, count in expected.items()
+    }
 
 
 @pytest.mark.server
@@ -277,13 +301,18 @@ def test_a_forked_process_does_not_write_what_its_parent_has_counted(counted):
     assert counted() == {(PAYING, "key_claimed"): 1}
 
 
-def test_w002_reports_counters_that_only_tenants_have_a_table_for(settings, monkeypatch):
+def test_w002_reports_counters_that_only_tenants_have_a_table_for(
+    settings, monkeypatch
+):
     def reported():
         return ids_found("W002", label="django_idempotency_dashboard")
 
     settings.SHARED_APPS = ["django_idempotency"]
     assert reported() == []
-    monkeypatch.setattr("django_idempotency.contrib.dashboard.checks.tenant_databases", lambda: iter(["default"]))
+    monkeypatch.setattr(
+        "django_idempotency.contrib.dashboard.checks.tenant_databases",
+        lambda: iter(["default"]),
+    )
     assert reported() == ["W002"]
     settings.IDEMPOTENCY = {"DASHBOARD": {"STATS_RETENTION": None}}
     assert reported() == []
@@ -295,9 +324,13 @@ def test_w002_reports_counters_that_only_tenants_have_a_table_for(settings, monk
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("outside_a_test_run")
 def test_a_locked_table_of_counters_costs_no_lease(monkeypatch):
-    monkeypatch.setattr("django_idempotency.contrib.dashboard.counters.FLUSH_EVERY", 0.1)
+    monkeypatch.setattr(
+        "django_idempotency.contrib.dashboard.counters.FLUSH_EVERY", 0.1
+    )
     with (
-        locked(f"LOCK TABLE {IdempotencyCounter._meta.db_table} IN ACCESS EXCLUSIVE MODE"),
+        locked(
+            f"LOCK TABLE {IdempotencyCounter._meta.db_table} IN ACCESS EXCLUSIVE MODE"
+        ),
         Gate().running(mode=Lease(seconds=LEASE)),
     ):
         renewed()

@@ -41,8 +41,17 @@ def words(html):
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_the_dashboard_shows_what_happened_what_is_pending_and_the_busiest_views(client, staff):
-    happen("shop.views.pay", claimed=90, replayed=6, in_flight=2, key_reused=1, taken_over=1)
+def test_the_dashboard_shows_what_happened_what_is_pending_and_the_busiest_views(
+    client, staff
+):
+    happen(
+        "shop.views.pay",
+        claimed=90,
+        replayed=6,
+        in_flight=2,
+        key_reused=1,
+        taken_over=1,
+    )
     happen("shop.views.refund", hours=5, claimed=100, in_flight=50)
     claim("stuck", policy=Policy())
     shift("stuck", locked_at=-3 * 3600 - 7 * 60, locked_until=-3600)
@@ -59,17 +68,28 @@ def test_the_dashboard_shows_what_happened_what_is_pending_and_the_busiest_views
         assert figure in text
 
 
-RANGES = [("?range=1h", 2), ("?range=6h", 12), ("", 112), ("?range=x", 112), ("?range=7d", 1112)]
+RANGES = [
+    ("?range=1h", 2),
+    ("?range=6h", 12),
+    ("", 112),
+    ("?range=x", 112),
+    ("?range=7d", 1112),
+]
 
 
 @pytest.mark.parametrize(("query", "requests"), RANGES)
-def test_the_range_is_that_of_every_figure_that_is_counted(client, staff, query, requests):
+def test_the_range_is_that_of_every_figure_that_is_counted(
+    client, staff, query, requests
+):
     for hours, count in ((0.2, 2), (3, 10), (20, 100), (100, 1000)):
         happen("shop.views.pay", hours=hours, claimed=count - 1, in_flight=1)
     html = shown(client, query)
     conflicts = len(str(requests))
     assert f"Requests with a key {requests:,} " in words(html)
-    assert f"Most conflicts last {'24 hours' if requests == 112 else ''}".strip() in words(html)
+    assert (
+        f"Most conflicts last {'24 hours' if requests == 112 else ''}".strip()
+        in words(html)
+    )
     assert f"At shop.views.pay {conflicts} of {requests:,}" in words(html)
     assert html.count('aria-current="true"') == 1
 
@@ -83,7 +103,10 @@ def test_without_the_permission_or_a_login_there_is_nothing_to_see(client, staff
     assert client.get(PAGE).status_code == 403
     client.logout()
     response = client.get(PAGE)
-    assert (response.status_code, response["Location"]) == (302, f"/admin/login/?next={PAGE}")
+    assert (response.status_code, response["Location"]) == (
+        302,
+        f"/admin/login/?next={PAGE}",
+    )
 
 
 COUNTERS, RECORDS = "django_idempotency_counter", "django_idempotency_record"
@@ -98,14 +121,18 @@ COUNTERS, RECORDS = "django_idempotency_counter", "django_idempotency_record"
     ],
     ids=["some", "all"],
 )
-def test_a_panel_that_takes_too_long_says_so_and_the_others_are_shown(client, staff, monkeypatch, tables, late):
+def test_a_panel_that_takes_too_long_says_so_and_the_others_are_shown(
+    client, staff, monkeypatch, tables, late
+):
     monkeypatch.setattr(pages, "SECONDS", 0.3)
     claim("k", policy=Policy())
     with ExitStack() as stack:
         for table in tables:
             stack.enter_context(locked(table))
         text = words(shown(client))
-    if RECORDS in tables and connection.vendor == "mysql":  # its statistics, which tell the size, are not locked
+    if (
+        RECORDS in tables and connection.vendor == "mysql"
+    ):  # its statistics, which tell the size, are not locked
         late -= 1
     assert (text.count(LATE), "Pending 1" in text) == (late, RECORDS not in tables)
 
@@ -122,11 +149,15 @@ def test_without_the_table_of_counters_there_is_a_page(client, staff, caplog):
             editor.create_model(IdempotencyCounter)
     assert text.count(LATE) == 3
     assert "Pending 1" in text
-    assert {entry.event for entry in caplog.records if entry.name == "django_idempotency"} == {"admin"}
+    assert {
+        entry.event for entry in caplog.records if entry.name == "django_idempotency"
+    } == {"admin"}
 
 
 @pytest.mark.postgresql
-def test_when_the_connection_breaks_there_is_a_page_all_the_same(client, staff, monkeypatch, proxy):
+def test_when_the_connection_breaks_there_is_a_page_all_the_same(
+    client, staff, monkeypatch, proxy
+):
     """Where every request is a transaction too, which Django could not end then."""
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     with just_before("SET LOCAL", proxy.go_away):

@@ -21,7 +21,11 @@ from django_idempotency.contrib.dashboard.activity import observed
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.middleware import ObservingMiddleware
 from django_idempotency.contrib.dashboard.models import IdempotencyObservation
-from django_idempotency.contrib.dashboard.observations import MOST, Observations, observations
+from django_idempotency.contrib.dashboard.observations import (
+    MOST,
+    Observations,
+    observations,
+)
 from django_idempotency.forms import FIELD, idempotent_form, new_form_key
 from django_idempotency.http.placement import idempotent
 from django_idempotency.maintenance.cleaner import cleanup
@@ -71,7 +75,9 @@ def watched(view):
         middleware.process_view(request, view, (), {})
         return await view(request)
 
-    middleware = ObservingMiddleware(aget_response if iscoroutinefunction(view) else get_response)
+    middleware = ObservingMiddleware(
+        aget_response if iscoroutinefunction(view) else get_response
+    )
     return middleware
 
 
@@ -88,14 +94,25 @@ def found(seen):
 
 def test_nothing_is_refused_replayed_or_recorded(observing):
     required = watched(idempotent(scope="public", required=True)(paying))
-    responses = [required(request) for request in (post(), post(), post(body=b"{}"), post("x" * 300), unkeyed())]
+    responses = [
+        required(request)
+        for request in (post(), post(), post(body=b"{}"), post("x" * 300), unkeyed())
+    ]
     assert [response.status_code for response in responses] == [201] * 5
     assert not any(map(is_replay, responses))
     assert (effects(), IdempotencyRecord.objects.count()) == (5, 0)
 
 
 def test_duplicates_are_counted_with_a_key_and_without(observing):
-    for request in (post(), post(), post("other"), post(body=b"{}"), unkeyed(), unkeyed(), unkeyed(b'{ "amount":5 }')):
+    for request in (
+        post(),
+        post(),
+        post("other"),
+        post(body=b"{}"),
+        unkeyed(),
+        unkeyed(),
+        unkeyed(b'{ "amount":5 }'),
+    ):
         protected(request)
     seen = observing()
     assert (seen.keyed, seen.unkeyed, *found(seen), seen.preventable) == (4, 3, 1, 2, 3)
@@ -115,11 +132,15 @@ FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.mark.parametrize(
-    "read", [lambda r: r.POST, lambda r: r.body, lambda r: r.read(9)], ids=["form", "body", "read"]
+    "read",
+    [lambda r: r.POST, lambda r: r.body, lambda r: r.read(9)],
+    ids=["form", "body", "read"],
 )
 def test_a_view_learns_that_its_caller_has_hung_up(observing, read):
     """Django shows it an empty form instead, once somebody else has tried to read."""
-    request = RequestFactory().post("/pay/", "amount=5", FORM, **{"wsgi.input": HungUp()})
+    request = RequestFactory().post(
+        "/pay/", "amount=5", FORM, **{"wsgi.input": HungUp()}
+    )
     with pytest.raises(UnreadablePostError, match="hung up"):
         protected_as(read)(request)
 
@@ -190,13 +211,17 @@ def test_only_a_digest_and_a_time_are_stored(observing):
     assert (len(digest.bytes), found) == (16, 0)
 
 
-def test_observing_adds_no_statement_to_a_request(observing, django_assert_num_queries, settings):
+def test_observing_adds_no_statement_to_a_request(
+    observing, django_assert_num_queries, settings
+):
     plain = protected_as(lambda request: HttpResponse())
     with django_assert_num_queries(0):
         plain(unkeyed())
         plain(post())
     # However many requests there were: the comparison (on MySQL with a SELECT in a block), and then the counters.
-    with django_assert_num_queries(2 if connection.features.can_return_rows_from_bulk_insert else 5):
+    with django_assert_num_queries(
+        2 if connection.features.can_return_rows_from_bulk_insert else 5
+    ):
         observations.flush()
         counters.flush()
 
@@ -206,7 +231,9 @@ def fails(request):
 
 
 @pytest.mark.parametrize(
-    "policy", [{"scope": fails}, {"scope": "public", "fingerprint": fails}], ids=["scope", "print"]
+    "policy",
+    [{"scope": fails}, {"scope": "public", "fingerprint": fails}],
+    ids=["scope", "print"],
 )
 def test_an_error_is_logged_and_the_request_goes_on(observing, caplog, policy):
     failing = watched(idempotent(**policy)(paying))
@@ -235,7 +262,9 @@ def test_an_upload_is_left_to_its_view(observing):
 
     view = protected_as(handlers)
     assert view(RequestFactory().post("/", upload(b"content"))).status_code == 200
-    stored = protected_as(lambda request: HttpResponse([f.close() for f in request.FILES.values()]))
+    stored = protected_as(
+        lambda request: HttpResponse([f.close() for f in request.FILES.values()])
+    )
     assert stored(RequestFactory().post("/", upload(b"x"))).status_code == 200
     seen = observing()
     assert (seen.unkeyed, found(seen)) == (2, (0, 0))
@@ -248,7 +277,10 @@ def upload(content):
 @pytest.mark.parametrize(
     ("read", "forms"),
     [
-        (lambda request: HttpResponse(request.POST["a"]), [{"a": "1"}, {"a": "1"}, {"a": "2"}]),
+        (
+            lambda request: HttpResponse(request.POST["a"]),
+            [{"a": "1"}, {"a": "1"}, {"a": "2"}],
+        ),
         (lambda request: HttpResponse(), [upload(b"x"), upload(b"x"), upload(b"y")]),
     ],
     ids=["parsed by the view", "not read by the view"],
@@ -261,7 +293,9 @@ def test_a_form_is_compared(observing, read, forms):
 
 
 @pytest.mark.parametrize("setting", ["DIGEST_KEYS", "ENCRYPTION_KEYS"])
-def test_duplicates_are_counted_with_keys_for_digests(observing, settings, setting, caplog):
+def test_duplicates_are_counted_with_keys_for_digests(
+    observing, settings, setting, caplog
+):
     settings.IDEMPOTENCY |= {setting: [b64encode(bytes(range(32))).decode()]}
     for request in (post(), post(), unkeyed(), unkeyed()):
         protected(request)
@@ -280,7 +314,9 @@ def test_requests_that_would_be_refused_are_counted(observing):
 
 
 @pytest.mark.parametrize("size", [10, 11])
-def test_a_body_can_be_streamed_whether_it_was_kept_or_is_too_large(observing, settings, size):
+def test_a_body_can_be_streamed_whether_it_was_kept_or_is_too_large(
+    observing, settings, size
+):
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     view = protected_as(lambda request: HttpResponse(request.read()))
     for _time in range(2):
@@ -302,7 +338,9 @@ def test_a_form_is_watched_and_never_refused(observing):
     view = watched(idempotent_form(paying))
     key = new_form_key()
     for sent in (key, key, "forged"):
-        assert view(RequestFactory().post("/", {FIELD: sent, "a": "1"})).status_code == 201
+        assert (
+            view(RequestFactory().post("/", {FIELD: sent, "a": "1"})).status_code == 201
+        )
     seen = observing()
     assert (seen.keyed, seen.unkeyed, found(seen)) == (2, 1, (1, 0))
 
@@ -319,7 +357,11 @@ def test_views_that_only_the_middleware_covers_are_observed(observing, settings)
     for request in (unkeyed(), unkeyed(), RequestFactory().get("/")):
         watched(paying)(request)
     seen = observing()
-    assert (seen.unkeyed, found(seen), seen.views) == (2, (0, 1), {"tests.support.callers.paying": 1})
+    assert (seen.unkeyed, found(seen), seen.views) == (
+        2,
+        (0, 1),
+        {"tests.support.callers.paying": 1},
+    )
 
 
 @pytest.mark.drf
@@ -342,7 +384,9 @@ def test_rest_framework_is_observed(observing, alice):
     assert (seen.keyed, seen.unkeyed, found(seen)) == (1, 2, (0, 1))
 
 
-def test_the_dashboard_and_the_command_show_what_would_have_been_prevented(observing, settings, admin_client, capsys):
+def test_the_dashboard_and_the_command_show_what_would_have_been_prevented(
+    observing, settings, admin_client, capsys
+):
     for _time in range(3):
         protected(unkeyed())
     observing()
@@ -360,9 +404,9 @@ def test_cleaning_up_deletes_what_is_past_the_window(observing, settings):
     for body in (b"1", b"2"):
         protected(unkeyed(body))
     observing()
-    IdempotencyObservation.objects.filter(pk=IdempotencyObservation.objects.first().pk).update(
-        seen_at=ahead(-WINDOW - 9)
-    )
+    IdempotencyObservation.objects.filter(
+        pk=IdempotencyObservation.objects.first().pk
+    ).update(seen_at=ahead(-WINDOW - 9))
     cleanup()
     assert IdempotencyObservation.objects.count() == 1
     settings.IDEMPOTENCY = {}

@@ -23,20 +23,31 @@ from tests.support.mock_kafka import MockKafka
 from tests.support.runner_contract import Dead, RunnerContract, refuse
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("transactional_db"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.usefixtures("transactional_db"),
+    pytest.mark.slow,
+]
 
 
 class Cluster(MockKafka):
     def take_dead(self):
         """The next message of the topic of dead letters."""
         if not hasattr(self, "dead"):
-            options = {"auto.offset.reset": "earliest", "topic.metadata.refresh.interval.ms": 500}
-            self.dead = Client({"bootstrap.servers": self.servers, "group.id": "dead", **options})
+            options = {
+                "auto.offset.reset": "earliest",
+                "topic.metadata.refresh.interval.ms": 500,
+            }
+            self.dead = Client(
+                {"bootstrap.servers": self.servers, "group.id": "dead", **options}
+            )
             self.dead.subscribe(["topic.dead"])
         found = self.dead.poll(1)
         if found is None or found.error():
             return None
-        return Dead(found.value(), {name: value.decode() for name, value in found.headers()})
+        return Dead(
+            found.value(), {name: value.decode() for name, value in found.headers()}
+        )
 
     def runner(self, handler, *, identified=True, **options):
         return kafka(self, handler, **options)
@@ -52,7 +63,9 @@ class Cluster(MockKafka):
     def committed(self, group, partition):
         client = Client({"bootstrap.servers": self.servers, "group.id": group})
         try:
-            return client.committed([TopicPartition("topic", partition)], timeout=10)[0].offset
+            return client.committed([TopicPartition("topic", partition)], timeout=10)[
+                0
+            ].offset
         finally:
             client.close()
 
@@ -75,7 +88,9 @@ class TestRunner(RunnerContract):
 
 
 def kafka(cluster, handler, *, max_attempts=10, backoff=0.2, **options):
-    consumer = Consumer("tests", handler, backoff=Backoff(first=backoff), max_attempts=max_attempts)
+    consumer = Consumer(
+        "tests", handler, backoff=Backoff(first=backoff), max_attempts=max_attempts
+    )
     config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     return Kafka(consumer, cluster.servers, "topic", config=config, **options)
 
@@ -108,7 +123,11 @@ def test_health_tells_that_the_cluster_is_away(monkeypatch, caplog):
     with running(runner):
         eventually(lambda: runner.is_healthy)
         del cluster
-        eventually(lambda: "the broker can't be reached" in caplog.text and not runner.is_healthy)
+        eventually(
+            lambda: (
+                "the broker can't be reached" in caplog.text and not runner.is_healthy
+            )
+        )
 
 
 def test_an_offset_is_stored_only_once_its_message_is_handled(cluster):
@@ -123,11 +142,17 @@ def test_an_offset_is_stored_only_once_its_message_is_handled(cluster):
         return pay(message, context)
 
     def handled():
-        return list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+        return list(
+            LedgerEntry.objects.order_by("created_at").values_list(
+                "reference", flat=True
+            )
+        )
 
     first = kafka(cluster, handle)
     with running(first):
-        eventually(lambda: first.counts["Retry"] >= 2 and first.counts["Done"] == 3, within=60)
+        eventually(
+            lambda: first.counts["Retry"] >= 2 and first.counts["Done"] == 3, within=60
+        )
     assert (sorted(handled()), cluster.committed("tests", 0)) == (["a", "x", "y"], 1)
     failing.set()
     second = kafka(cluster, handle)
@@ -143,11 +168,20 @@ def test_a_batch_keeps_the_order_of_its_partition(cluster):
     cluster.publish(*ids, partition=0)
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 12, within=60)
-    assert list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)) == ids
+    assert (
+        list(
+            LedgerEntry.objects.order_by("created_at").values_list(
+                "reference", flat=True
+            )
+        )
+        == ids
+    )
 
 
 def test_an_option_that_librdkafka_does_not_know_is_named():
-    runner = Kafka(Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"})
+    runner = Kafka(
+        Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"}
+    )
     with pytest.raises(ImproperlyConfigured, match=r"sasl\.usrname"):
         runner.run()
 
@@ -163,13 +197,23 @@ def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
     for topic in ("a", "b"):
         cluster.producer.produce(topic, b"{}", partition=0)
     assert cluster.producer.flush(20) == 0
-    refusing = Kafka(Consumer("tests", refuse), cluster.servers, "a", "b", dead_letters="dead")
-    keeping = Kafka(Consumer("keeping", refuse), cluster.servers, "dead", dead_letters="a")
+    refusing = Kafka(
+        Consumer("tests", refuse), cluster.servers, "a", "b", dead_letters="dead"
+    )
+    keeping = Kafka(
+        Consumer("keeping", refuse), cluster.servers, "dead", dead_letters="a"
+    )
     with running(refusing):
         eventually(lambda: refusing.counts["Refused"] == 2)
         with running(keeping):
             eventually(lambda: refusing.counts["Refused"] >= 4)
-    assert sorted(set(calls)) == ["a/0-0", "a/b/0-0", "b/0-0", "dead/a/0-0", "dead/b/0-0"]
+    assert sorted(set(calls)) == [
+        "a/0-0",
+        "a/b/0-0",
+        "b/0-0",
+        "dead/a/0-0",
+        "dead/b/0-0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,12 +224,20 @@ def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
     ],
     ids=["too large for the topic", "not confirmed in time"],
 )
-def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, caplog, config, confirm, reason):
+def test_a_dead_letter_that_is_not_taken_commits_nothing(
+    cluster, monkeypatch, caplog, config, confirm, reason
+):
     def handle(message, context):
-        return refuse(message, context) if message.id == "poison" else pay(message, context)
+        return (
+            refuse(message, context)
+            if message.id == "poison"
+            else pay(message, context)
+        )
 
     monkeypatch.setattr(adapter, "CONFIRM", confirm)
-    monkeypatch.setattr(adapter, "Producer", lambda given: Producer({**given, **config}))
+    monkeypatch.setattr(
+        adapter, "Producer", lambda given: Producer({**given, **config})
+    )
     monkeypatch.setattr(running_of_consumers, "AFTER_ERROR", 0.1)
     cluster.publish("first", partition=0)
     cluster.publish("poison", body=b"x" * 3000, partition=0)
@@ -193,7 +245,11 @@ def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, c
     first = kafka(cluster, handle)
 
     def told():
-        return [message for message in caplog.messages if "a dead letter was not accepted" in message]
+        return [
+            message
+            for message in caplog.messages
+            if "a dead letter was not accepted" in message
+        ]
 
     with running(first):
         eventually(lambda: len(told()) >= 3, within=60)
@@ -205,9 +261,14 @@ def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, c
     monkeypatch.setattr(adapter, "Producer", Producer)
     second = kafka(cluster, handle)
     with running(second):
-        eventually(lambda: second.counts["AlreadyDone"] or second.counts["Done"], within=60)
+        eventually(
+            lambda: second.counts["AlreadyDone"] or second.counts["Done"], within=60
+        )
     assert (cluster.committed("tests", 0), effects()) == (3, 2)
-    assert (second.counts["Refused"], eventually(cluster.take_dead).headers["ce_id"]) == (1, "poison")
+    assert (
+        second.counts["Refused"],
+        eventually(cluster.take_dead).headers["ce_id"],
+    ) == (1, "poison")
 
 
 def test_a_partition_that_moves_is_drained_first(cluster):

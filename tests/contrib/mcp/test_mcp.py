@@ -65,8 +65,14 @@ def public(function: Any, **policy: Any) -> Any:
     return idempotent_tool(scope="public", policy=Policy(**policy))(function)
 
 
-async def call(client: Client, tool: str = "charge", key: Any = "k", **arguments: Any) -> CallToolResult:
-    return await client.call_tool(tool, arguments or {"amount": 5}, meta={} if key is None else {"idempotencyKey": key})
+async def call(
+    client: Client, tool: str = "charge", key: Any = "k", **arguments: Any
+) -> CallToolResult:
+    return await client.call_tool(
+        tool,
+        arguments or {"amount": 5},
+        meta={} if key is None else {"idempotencyKey": key},
+    )
 
 
 def calls(server: MCPServer, *wanted: Any, **options: Any) -> list[CallToolResult]:
@@ -111,7 +117,9 @@ def test_a_decorated_tool_looks_as_it_did():
         async with Client(serving(function)) as client:
             return (await client.list_tools()).tools
 
-    assert in_a_loop(lambda: listed(public(charge))) == in_a_loop(lambda: listed(charge))
+    assert in_a_loop(lambda: listed(public(charge))) == in_a_loop(
+        lambda: listed(charge)
+    )
 
 
 def test_a_call_without_a_key_is_not_protected():
@@ -120,11 +128,14 @@ def test_a_call_without_a_key_is_not_protected():
     def draw(amount: int) -> int:
         return next(drawn)
 
-    assert [text(result) for result in twice(serving(public(draw)), "draw", key=None)] == ["0", "1"]
+    assert [
+        text(result) for result in twice(serving(public(draw)), "draw", key=None)
+    ] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
-    ("key", "wanted"), [(None, "missing"), ("", "malformed"), (7, "malformed"), (["k"], "malformed")]
+    ("key", "wanted"),
+    [(None, "missing"), ("", "malformed"), (7, "malformed"), (["k"], "malformed")],
 )
 def test_a_tool_call_without_a_usable_key_is_refused(key, wanted):
     (refused, _again) = twice(serving(public(charge, required=True)), key=key)
@@ -137,9 +148,15 @@ def test_a_key_is_for_one_tool_and_for_one_set_of_arguments():
 
     server = serving(public(charge), public(refund))
     _first, refused, refunded = calls(
-        server, call, lambda client: call(client, amount=6), lambda client: call(client, "refund")
+        server,
+        call,
+        lambda client: call(client, amount=6),
+        lambda client: call(client, "refund"),
     )
-    assert (code(refused), "Do not repeat this call." in text(refused)) == ("idempotency_key_reused", True)
+    assert (code(refused), "Do not repeat this call." in text(refused)) == (
+        "idempotency_key_reused",
+        True,
+    )
     assert (refunded.is_error, effects()) == (False, 2)
 
 
@@ -150,14 +167,25 @@ def test_duplicates_at_once_have_one_effect():
         async with Client(gated(gate)) as client:
             first = asyncio.ensure_future(call(client, "stay"))
             await asyncio.to_thread(gate.entered.wait, 30)
-            refused = await asyncio.gather(*(call(client, "stay") for _duplicate in range(4)))
+            refused = await asyncio.gather(
+                *(call(client, "stay") for _duplicate in range(4))
+            )
             gate.let_go.set()
-            return refused, [await first, *[await call(client, "stay") for _retry in range(4)]]
+            return refused, [
+                await first,
+                *[await call(client, "stay") for _retry in range(4)],
+            ]
 
     refused, results = in_a_loop(main)
     assert {code(one) for one in refused} == {"idempotency_key_in_use"}
-    assert all(one.meta["problem"]["retryable"] and one.meta["problem"]["retry_after"] >= 1 for one in refused)
-    assert all(re.search(r"Retry in [1-9] s with the same key only\.$", text(one)) for one in refused)
+    assert all(
+        one.meta["problem"]["retryable"] and one.meta["problem"]["retry_after"] >= 1
+        for one in refused
+    )
+    assert all(
+        re.search(r"Retry in [1-9] s with the same key only\.$", text(one))
+        for one in refused
+    )
     assert len({text(result) for result in results}) == 1
     assert effects() == 1
 
@@ -169,7 +197,9 @@ def test_a_call_that_its_client_has_given_up_has_a_result_for_the_retry(tool):
     async def main():
         async with Client(gated(gate), mode="legacy") as client:
             with pytest.raises(MCPError, match=r"[Tt]imed out"):
-                await client.call_tool(tool, {"amount": 5}, 0.5, meta={"idempotencyKey": "k"})
+                await client.call_tool(
+                    tool, {"amount": 5}, 0.5, meta={"idempotencyKey": "k"}
+                )
             assert gate.entered.is_set()
             gate.let_go.set()
             for _try in range(200):
@@ -184,11 +214,16 @@ def test_a_call_that_its_client_has_given_up_has_a_result_for_the_retry(tool):
 
 def test_a_tenant_can_be_found_in_the_context():
     tenants = iter(["acme", "umbrella", "acme"])
-    scoped = idempotent_tool(scope=lambda context: f"{next(tenants)}/{context.mcp_server.name}")(charge)
+    scoped = idempotent_tool(
+        scope=lambda context: f"{next(tenants)}/{context.mcp_server.name}"
+    )(charge)
     acme, umbrella, again = calls(serving(scoped), call, call, call)
     assert text(acme) == text(again) != text(umbrella)
     scopes = set(IdempotencyRecord.objects.values_list("scope", flat=True))
-    assert scopes == {f"consumer:mcp:custom:{one}%2Fpayments/{__name__}.charge" for one in ("acme", "umbrella")}
+    assert scopes == {
+        f"consumer:mcp:custom:{one}%2Fpayments/{__name__}.charge"
+        for one in ("acme", "umbrella")
+    }
 
 
 @pytest.mark.parametrize("scope", [None, lambda context: None, lambda context: ""])
@@ -209,7 +244,10 @@ def failing_once(error: BaseException) -> Any:
     return fail
 
 
-@pytest.mark.parametrize(("error", "shown"), [(LookupError("secret"), ""), (ToolError("too late"), ": too late")])
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(LookupError("secret"), ""), (ToolError("too late"), ": too late")],
+)
 def test_a_tool_that_raises_is_rolled_back_and_a_retry_runs(error, shown):
     server = serving(public(failing_once(error)))
     failed, done, again = calls(server, *[lambda client: call(client, "fail")] * 3)
@@ -228,11 +266,21 @@ def test_a_rejection_is_remembered():
 @pytest.mark.parametrize(
     ("outcome", "wanted", "words"),
     [
-        (OnHold("its worker died"), "idempotency_key_on_hold", "under any key. Do not repeat this call."),
-        (StoreUnavailable(), "idempotency_store_unavailable", "with the same key only."),
+        (
+            OnHold("its worker died"),
+            "idempotency_key_on_hold",
+            "under any key. Do not repeat this call.",
+        ),
+        (
+            StoreUnavailable(),
+            "idempotency_store_unavailable",
+            "with the same key only.",
+        ),
     ],
 )
-def test_a_call_that_can_not_be_run_says_whether_to_retry(monkeypatch, outcome, wanted, words):
+def test_a_call_that_can_not_be_run_says_whether_to_retry(
+    monkeypatch, outcome, wanted, words
+):
     with monkeypatch.context() as patch:
         patch.setattr(engine, "begin", Mock(side_effect=[outcome, outcome]))
         refused, _again = twice(serving(public(charge)))
@@ -241,8 +289,14 @@ def test_a_call_that_can_not_be_run_says_whether_to_retry(monkeypatch, outcome, 
 
 
 def test_a_call_that_an_operator_marked_as_failed_is_not_run():
-    calls(serving(public(failing_once(LookupError()))), lambda client: call(client, "fail"))
-    assert fail(IdempotencyRecord.objects.get().pk, detail="refunded by hand").status == Status.FAILED
+    calls(
+        serving(public(failing_once(LookupError()))),
+        lambda client: call(client, "fail"),
+    )
+    assert (
+        fail(IdempotencyRecord.objects.get().pk, detail="refunded by hand").status
+        == Status.FAILED
+    )
     refused, _again = twice(serving(public(failing_once(LookupError()))), "fail")
     assert code(refused) == "marked_failed"
     assert "refunded by hand. Do not repeat this call." in text(refused)
@@ -287,7 +341,9 @@ def decline(amount: int) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=charge(amount))], is_error=True)
 
 
-def with_fee(amount: int, fee: Annotated[int, Resolve(lambda amount: amount // 5)]) -> str:
+def with_fee(
+    amount: int, fee: Annotated[int, Resolve(lambda amount: amount // 5)]
+) -> str:
     assert fee == 1, "what the SDK has resolved"
     return charge(amount + fee)
 
@@ -297,9 +353,26 @@ async def acharge(amount: int) -> str:
     return await sync_to_async(charge)(amount)
 
 
-@pytest.mark.parametrize("tool", [charge, paid, receipt, blocks, mapping, unsaid, nothing, decline, with_fee, acharge])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        charge,
+        paid,
+        receipt,
+        blocks,
+        mapping,
+        unsaid,
+        nothing,
+        decline,
+        with_fee,
+        acharge,
+    ],
+)
 def test_a_retry_gets_the_first_result_and_has_no_effect(tool):
-    first, again = twice(serving(public(tool, mode="lease" if tool is acharge else "atomic")), tool.__name__)
+    first, again = twice(
+        serving(public(tool, mode="lease" if tool is acharge else "atomic")),
+        tool.__name__,
+    )
     assert first.is_error == (tool is decline), text(first)
     assert (first, effects()) == (again, 1)
 
@@ -313,7 +386,9 @@ def changed(amount: int) -> list:
 
 
 @pytest.mark.parametrize("tool", [untyped, changed])
-def test_a_result_that_could_not_come_back_is_an_error_before_anything_is_committed(tool):
+def test_a_result_that_could_not_come_back_is_an_error_before_anything_is_committed(
+    tool,
+):
     refused, _again = twice(serving(public(tool)), tool.__name__)
     assert refused.is_error
     assert effects() == 0
@@ -326,13 +401,17 @@ def test_a_result_that_was_too_large_to_keep_is_said_to_be_done():
 
 
 def test_a_tool_that_asks_the_user_runs_once_it_has_a_reply():
-    question = ElicitRequestFormParams(message="Sure?", requested_schema={"type": "object", "properties": {}})
+    question = ElicitRequestFormParams(
+        message="Sure?", requested_schema={"type": "object", "properties": {}}
+    )
     asked = []
 
     def confirm(amount: int, context: Context) -> str | InputRequiredResult:
         charged = charge(amount)
         if not context.input_responses:
-            return InputRequiredResult(input_requests={"sure": ElicitRequest(params=question)})
+            return InputRequiredResult(
+                input_requests={"sure": ElicitRequest(params=question)}
+            )
         return charged
 
     async def answer(_context, params):
@@ -340,7 +419,9 @@ def test_a_tool_that_asks_the_user_runs_once_it_has_a_reply():
         return ElicitResult(action="accept", content={})
 
     first, again = calls(
-        serving(public(confirm)), *[lambda client: call(client, "confirm")] * 2, elicitation_callback=answer
+        serving(public(confirm)),
+        *[lambda client: call(client, "confirm")] * 2,
+        elicitation_callback=answer,
     )
     assert not first.is_error, text(first)
     assert (first, effects(), asked) == (again, 1, ["Sure?"])
@@ -393,7 +474,8 @@ def test_calls_of_a_task_that_a_run_has_started_have_keys_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("function", "message"), [(partial(charge, currency="EUR"), "no name"), (acharge, 'mode="lease"')]
+    ("function", "message"),
+    [(partial(charge, currency="EUR"), "no name"), (acharge, 'mode="lease"')],
 )
 def test_a_function_that_can_not_be_protected_is_refused_at_once(function, message):
     with pytest.raises(ImproperlyConfigured, match=message):
@@ -402,7 +484,9 @@ def test_a_function_that_can_not_be_protected_is_refused_at_once(function, messa
 
 def test_an_error_is_in_one_language(settings):
     def refused():
-        return text(calls(serving(public(charge)), lambda client: call(client, key=5))[0])
+        return text(
+            calls(serving(public(charge)), lambda client: call(client, key=5))[0]
+        )
 
     english = refused()
     settings.LANGUAGE_CODE = "de"
@@ -428,28 +512,39 @@ CHARGE = {"amount": 5, "currency": "EUR", "reference": "r-1"}
 
 
 def process(*arguments: str, **more: str) -> StdioServerParameters:
-    return StdioServerParameters(command=sys.executable, args=[*arguments], env=environment() | more, cwd=ROOT)
+    return StdioServerParameters(
+        command=sys.executable, args=[*arguments], env=environment() | more, cwd=ROOT
+    )
 
 
-def test_a_server_that_is_killed_in_its_tool_has_charged_once_after_the_retry(django_user_model):
+def test_a_server_that_is_killed_in_its_tool_has_charged_once_after_the_retry(
+    django_user_model,
+):
     django_user_model.objects.create_user("alice")
 
     async def charged(client):
-        return await client.call_tool("charge", CHARGE, 30, meta={"idempotencyKey": "k"})
+        return await client.call_tool(
+            "charge", CHARGE, 30, meta={"idempotencyKey": "k"}
+        )
 
     async def main():
         async with Client(process("-c", DYING)) as client:
             with pytest.raises(MCPError, match="closed"):
                 await charged(client)
         assert await sync_to_async(effects)() == 0
-        async with Client(process("-m", "testproject", "agents", AGENT_USER="alice")) as client:
+        async with Client(
+            process("-m", "testproject", "agents", AGENT_USER="alice")
+        ) as client:
             return await charged(client), await charged(client)
 
     first, again = in_a_loop(main)
     assert not first.is_error, text(first)
     assert (first, effects()) == (again, 1)
     record = IdempotencyRecord.objects.get()
-    assert (record.scope, record.attempts) == ("consumer:mcp:custom:alice/testproject.agents.charge", 2)
+    assert (record.scope, record.attempts) == (
+        "consumer:mcp:custom:alice/testproject.agents.charge",
+        2,
+    )
 
 
 class Tokens:
@@ -468,14 +563,21 @@ def test_over_http_the_access_token_tells_whose_key_it_is(stateless, mode):
     async def charged_by(name):
         headers = {"Authorization": f"Bearer {name}"}
         async with (
-            httpx2.AsyncClient(transport=httpx2.ASGITransport(app), headers=headers) as http,
-            Client(streamable_http_client("http://127.0.0.1:8000/mcp", http_client=http), mode=mode) as client,
+            httpx2.AsyncClient(
+                transport=httpx2.ASGITransport(app), headers=headers
+            ) as http,
+            Client(
+                streamable_http_client("http://127.0.0.1:8000/mcp", http_client=http),
+                mode=mode,
+            ) as client,
         ):
             return await call(client)
 
     async def main():
         async with app.router.lifespan_context(app):
-            return [await charged_by(name) for name in ("alice", "bob", "alice", "machine")]
+            return [
+                await charged_by(name) for name in ("alice", "bob", "alice", "machine")
+            ]
 
     alice, bob, again, nobody = in_a_loop(main)
     assert alice == again != bob

@@ -30,7 +30,11 @@ class Stream:
     def __init__(self, url):
         self.url, self.name = url, f"test{uuid4().hex}"
         self.subject, self.dead_letters = f"{self.name}.in", f"{self.name}.dead"
-        self.do(lambda jetstream: jetstream.add_stream(name=self.name, subjects=[f"{self.name}.*"]))
+        self.do(
+            lambda jetstream: jetstream.add_stream(
+                name=self.name, subjects=[f"{self.name}.*"]
+            )
+        )
 
     def do(self, work):
         return on_jetstream(self.url, work)
@@ -39,7 +43,9 @@ class Stream:
         async def send(jetstream):
             for id in ids:
                 named = {"X-Id": id} if id else {}
-                await jetstream.publish(self.subject, body, headers={**named, **(headers or {})} or None)
+                await jetstream.publish(
+                    self.subject, body, headers={**named, **(headers or {})} or None
+                )
 
         self.do(send)
 
@@ -60,7 +66,9 @@ class Stream:
         return {"TEST_STREAM": self.name, "NATS_URL": self.url}
 
     def runner(self, handler, *, identified=True, **options):
-        return jetstream(self, handler, **({} if identified else {"identify": None}), **options)
+        return jetstream(
+            self, handler, **({} if identified else {"identify": None}), **options
+        )
 
     def is_empty(self):
         return self.pending() == 0
@@ -99,22 +107,34 @@ class TestCrashes(CrashContract):
 
 
 def jetstream(stream, handler, *, max_attempts=10, **options):
-    consumer = Consumer("tests", handler, backoff=Backoff(first=0.1), max_attempts=max_attempts)
-    options = {"identify": lambda received: (received.headers or {}).get("X-Id"), **options}
+    consumer = Consumer(
+        "tests", handler, backoff=Backoff(first=0.1), max_attempts=max_attempts
+    )
+    options = {
+        "identify": lambda received: (received.headers or {}).get("X-Id"),
+        **options,
+    }
     named = {"stream": stream.name, "dead_letters": stream.dead_letters, **options}
     return JetStream(consumer, stream.url, stream.subject, **named)
 
 
-@pytest.mark.parametrize("existing", [False, True], ids=["a consumer of ours", "a consumer that exists"])
+@pytest.mark.parametrize(
+    "existing", [False, True], ids=["a consumer of ours", "a consumer that exists"]
+)
 def test_a_long_message_is_not_delivered_again(stream, existing):
     """A consumer that exists has an ``ack_wait`` of its own, whatever the runner states."""
     config = ConsumerConfig(
-        durable_name="tests", ack_policy=AckPolicy.EXPLICIT, ack_wait=1, filter_subject=stream.subject
+        durable_name="tests",
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=1,
+        filter_subject=stream.subject,
     )
     if existing:
         stream.do(lambda jetstream: jetstream.add_consumer(stream.name, config=config))
     gate = Gate(pay)
-    first, second = (jetstream(stream, gate, ack_wait=30 if existing else 1) for _n in range(2))
+    first, second = (
+        jetstream(stream, gate, ack_wait=30 if existing else 1) for _n in range(2)
+    )
     beats = beats_of(first), beats_of(second)
     with running(first, second):
         stream.publish("m")
@@ -132,9 +152,13 @@ def test_without_a_dead_letter_queue_the_message_is_kept(stream, monkeypatch):
     monkeypatch.setattr("django_idempotency.messages.runner.AFTER_ERROR", 0.1)
 
     def handle(message, context):
-        return refuse(message, context) if message.id == "bad" else pay(message, context)
+        return (
+            refuse(message, context) if message.id == "bad" else pay(message, context)
+        )
 
-    runner = jetstream(stream, handle, dead_letters=f"{stream.name}-elsewhere.dead", ack_wait=5)
+    runner = jetstream(
+        stream, handle, dead_letters=f"{stream.name}-elsewhere.dead", ack_wait=5
+    )
     with running(runner):
         stream.publish("bad")
         eventually(lambda: runner.counts["Refused"] >= 2)
@@ -152,9 +176,16 @@ def test_dead_letters_of_two_streams_are_two_messages_where_they_meet(stream, na
     with ExitStack() as stack:
         other, meeting = Stream(nats_url), Stream(nats_url)
         for made in (other, meeting):
-            stack.callback(made.do, lambda jetstream, name=made.name: jetstream.delete_stream(name))
-        refusing = [jetstream(each, refuse, dead_letters=meeting.subject, identify=None) for each in (stream, other)]
-        keeping = jetstream(meeting, lambda message, context: calls.append(message.id), identify=None)
+            stack.callback(
+                made.do, lambda jetstream, name=made.name: jetstream.delete_stream(name)
+            )
+        refusing = [
+            jetstream(each, refuse, dead_letters=meeting.subject, identify=None)
+            for each in (stream, other)
+        ]
+        keeping = jetstream(
+            meeting, lambda message, context: calls.append(message.id), identify=None
+        )
         for each in (stream, other):
             each.publish(None)
         with running(*refusing, keeping):

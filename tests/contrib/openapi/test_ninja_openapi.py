@@ -36,7 +36,10 @@ def operations(api):
 
 
 def header(operation):
-    return next((each for each in operation["parameters"] if each["name"] == "Idempotency-Key"), None)
+    return next(
+        (each for each in operation["parameters"] if each["name"] == "Idempotency-Key"),
+        None,
+    )
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -47,13 +50,23 @@ def test_a_protected_operation_tells_of_its_key(api, required):
     operation = paths["/pay"]["post"]
     found = header(operation)
     assert (found["in"], found["required"]) == ("header", required)
-    assert found["schema"] == {"type": "string", "minLength": 8, "maxLength": 257, "pattern": '^"?(?:[0-9]+)"?$'}
+    assert found["schema"] == {
+        "type": "string",
+        "minLength": 8,
+        "maxLength": 257,
+        "pattern": '^"?(?:[0-9]+)"?$',
+    }
     assert operation["responses"].keys() == {"201", "400", "409", "422", "503"}
     assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
     assert operation["responses"]["409"]["headers"].keys() == {"Retry-After"}
     (content,) = operation["responses"]["409"]["content"].items()
-    assert content == ("application/problem+json", {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}})
-    assert operation["description"].startswith("Pays.\n\nIdempotency: a retry with the same key gets the first")
+    assert content == (
+        "application/problem+json",
+        {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}},
+    )
+    assert operation["description"].startswith(
+        "Pays.\n\nIdempotency: a retry with the same key gets the first"
+    )
     assert {"code", "retryable"} <= schemas["IdempotencyProblem"]["properties"].keys()
 
 
@@ -98,7 +111,9 @@ def covered(api, settings):
 def test_a_covered_operation_is_described_as_a_protected_one(api, covered, settings):
     settings.IDEMPOTENCY = {"REQUIRED": True}
     api.post("/pay", response={201: Paid})(pay_here())
-    api.post("/protected", response={201: Paid}, operation_id="protected")(idempotent(pay_here()))
+    api.post("/protected", response={201: Paid}, operation_id="protected")(
+        idempotent(pay_here())
+    )
     api.get("/paid", response=Paid, operation_id="paid")(pay_here())
     described = covered()
     pay_it, protected = (described[path]["post"] for path in ("/pay", "/protected"))

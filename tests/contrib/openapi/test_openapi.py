@@ -26,7 +26,9 @@ pytestmark = pytest.mark.drf
 
 def document(view, **policy):
     """The operations of a view with ``policy`` at /payments/."""
-    described = type("PaymentViewSet", (view,), {"idempotency_policy": Policy(**policy)})
+    described = type(
+        "PaymentViewSet", (view,), {"idempotency_policy": Policy(**policy)}
+    )
     router = SimpleRouter()
     router.register("payments", described, basename="payment")
     schema = SchemaGenerator(patterns=router.urls).get_schema(request=None, public=True)
@@ -45,13 +47,21 @@ class Payments(IdempotentMixin, GenericViewSet):
     def create(self, request):
         return Response()
 
-    @action(detail=False, methods=["post"], idempotency_policy=Policy(required=True, fail_open=True))
+    @action(
+        detail=False,
+        methods=["post"],
+        idempotency_policy=Policy(required=True, fail_open=True),
+    )
     def refund(self, request):
         return Response()
 
 
 def header(operation):
-    parameters = [each for each in operation.get("parameters", ()) if each["name"] == "Idempotency-Key"]
+    parameters = [
+        each
+        for each in operation.get("parameters", ())
+        if each["name"] == "Idempotency-Key"
+    ]
     return parameters[0] if parameters else None
 
 
@@ -73,22 +83,38 @@ def test_responses_of_the_package_have_the_problem_schema():
     schema = document(Payments)
     responses = schema["paths"]["/payments/"]["post"]["responses"]
     assert responses.keys() == {"200", "201", "400", "409", "422", "503"} - {"200"}
-    assert responses["400"]["content"].pop("application/json") == {"schema": {}}, "a view's own"
+    assert responses["400"]["content"].pop("application/json") == {"schema": {}}, (
+        "a view's own"
+    )
     for status in ("400", "409", "422", "503"):
         (content,) = responses[status]["content"].items()
-        assert content == ("application/problem+json", {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}})
-    assert {"Retry-After"} == responses["409"]["headers"].keys() == responses["503"]["headers"].keys()
-    assert {"code", "retryable", "safe_new_key"} <= schema["components"]["schemas"]["IdempotencyProblem"][
-        "properties"
-    ].keys()
+        assert content == (
+            "application/problem+json",
+            {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}},
+        )
+    assert (
+        {"Retry-After"}
+        == responses["409"]["headers"].keys()
+        == responses["503"]["headers"].keys()
+    )
+    assert {"code", "retryable", "safe_new_key"} <= schema["components"]["schemas"][
+        "IdempotencyProblem"
+    ]["properties"].keys()
 
 
 def test_the_codes_of_each_response_are_described_by_the_policy_of_the_action():
     paths = document(Payments)["paths"]
-    optional, required = (paths[path]["post"]["responses"] for path in ("/payments/", "/payments/refund/"))
-    assert optional["409"]["description"].endswith("Codes: idempotency_key_in_use, idempotency_key_on_hold.")
+    optional, required = (
+        paths[path]["post"]["responses"] for path in ("/payments/", "/payments/refund/")
+    )
+    assert optional["409"]["description"].endswith(
+        "Codes: idempotency_key_in_use, idempotency_key_on_hold."
+    )
     assert optional["422"]["description"].endswith("Code: idempotency_key_reused.")
-    told = ["idempotency_key_missing" in responses["400"]["description"] for responses in (optional, required)]
+    told = [
+        "idempotency_key_missing" in responses["400"]["description"]
+        for responses in (optional, required)
+    ]
     assert told == [False, True]
     assert "Idempotent-Replayed" in optional["201"]["headers"]
 
@@ -102,9 +128,17 @@ def test_the_codes_of_each_response_are_described_by_the_policy_of_the_action():
     ],
     ids=["fail_open", "may_replay", "admit"],
 )
-def test_a_response_is_described_where_the_policy_makes_it_possible(policy, status, is_described):
-    described = [document(Payments, **options)["paths"]["/payments/"]["post"]["responses"] for options in ({}, policy)]
-    assert [status in responses for responses in described] == [not is_described, is_described]
+def test_a_response_is_described_where_the_policy_makes_it_possible(
+    policy, status, is_described
+):
+    described = [
+        document(Payments, **options)["paths"]["/payments/"]["post"]["responses"]
+        for options in ({}, policy)
+    ]
+    assert [status in responses for responses in described] == [
+        not is_described,
+        is_described,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,22 +147,36 @@ def test_a_response_is_described_where_the_policy_makes_it_possible(policy, stat
         ({}, "gets the first response for 1 day"),
         ({"retention": 7200}, "gets the first response for 2 hours"),
         ({"retention": 90}, "gets the first response for 90 seconds"),
-        ({"fingerprint": Fingerprint(exclude=["trace"])}, "All of the body except trace is compared"),
-        ({"fingerprint": Fingerprint(only=["amount"])}, "Of the body, amount are compared"),
+        (
+            {"fingerprint": Fingerprint(exclude=["trace"])},
+            "All of the body except trace is compared",
+        ),
+        (
+            {"fingerprint": Fingerprint(only=["amount"])},
+            "Of the body, amount are compared",
+        ),
         ({}, "code response_not_stored"),
     ],
 )
 def test_the_rules_for_retries_are_published(policy, said):
-    description = document(Payments, **policy)["paths"]["/payments/"]["post"]["description"]
+    description = document(Payments, **policy)["paths"]["/payments/"]["post"][
+        "description"
+    ]
     assert "Payments of a shop." in description
     assert said in description
 
 
 def test_the_pattern_and_length_of_keys_are_in_the_schema():
     keys = Keys(pattern="[0-9]+|x", min_length=8)
-    schema = header(document(Payments, keys=keys)["paths"]["/payments/"]["post"])["schema"]
+    schema = header(document(Payments, keys=keys)["paths"]["/payments/"]["post"])[
+        "schema"
+    ]
     assert (schema["pattern"], schema["minLength"]) == ('^"?(?:[0-9]+|x)"?$', 8)
-    schema = header(document(Payments, keys=replace(keys, strict=True))["paths"]["/payments/"]["post"])["schema"]
+    schema = header(
+        document(Payments, keys=replace(keys, strict=True))["paths"]["/payments/"][
+            "post"
+        ]
+    )["schema"]
     assert (schema["pattern"], schema["minLength"]) == ('^"(?:[0-9]+|x)"$', 10)
 
 
@@ -136,8 +184,15 @@ def test_a_description_by_the_project_has_precedence():
     class Described(Payments):
         @extend_schema(
             description="Pays.",
-            parameters=[OpenApiParameter("Idempotency-Key", location="header", description="Ours.")],
-            responses={201: PaymentSerializer, 409: OpenApiResponse(description="Busy.")},
+            parameters=[
+                OpenApiParameter(
+                    "Idempotency-Key", location="header", description="Ours."
+                )
+            ],
+            responses={
+                201: PaymentSerializer,
+                409: OpenApiResponse(description="Busy."),
+            },
         )
         def create(self, request):
             return Response()
@@ -158,7 +213,9 @@ class Plain(APIView):
     def post(self, request):
         return Response()
 
-    @extend_schema(description="Puts.", request=PaymentSerializer, responses={204: None})
+    @extend_schema(
+        description="Puts.", request=PaymentSerializer, responses={204: None}
+    )
     def put(self, request):
         return Response()
 
@@ -171,13 +228,18 @@ def plain(request):
 
 def covered_operation(method="post", view=None, at="plain/"):
     """The operation of a view without an entry point."""
-    schema = SchemaGenerator(patterns=[path(at, view or Plain.as_view())]).get_schema(request=None, public=True)
+    schema = SchemaGenerator(patterns=[path(at, view or Plain.as_view())]).get_schema(
+        request=None, public=True
+    )
     validate_schema(schema)
     return schema["paths"][f"/{at}"][method]
 
 
 def is_described(operation):
-    described = [header(operation) is not None, *(status in operation["responses"] for status in ("409", "422"))]
+    described = [
+        header(operation) is not None,
+        *(status in operation["responses"] for status in ("409", "422")),
+    ]
     assert len(set(described)) == 1
     return described[0]
 
@@ -204,7 +266,9 @@ def test_a_view_that_the_middleware_covers_is_described(settings):
 
 
 @pytest.mark.usefixtures("middleware")
-@pytest.mark.parametrize(("method", "view"), [("put", None), ("post", plain)], ids=["method", "api_view"])
+@pytest.mark.parametrize(
+    ("method", "view"), [("put", None), ("post", plain)], ids=["method", "api_view"]
+)
 def test_a_covered_view_that_extends_its_schema_is_described(method, view):
     assert is_described(covered_operation(method, view))
 
@@ -220,11 +284,18 @@ def test_an_exempt_view_is_not_described(settings):
 @pytest.mark.usefixtures("middleware")
 def test_an_entry_point_of_its_own_counts_before_the_middlewares(settings):
     settings.IDEMPOTENCY = {"RETENTION": 60}
-    assert "for 2 hours" in covered_operation(view=idempotent(retention=7200)(Plain.as_view()))["description"]
+    assert (
+        "for 2 hours"
+        in covered_operation(view=idempotent(retention=7200)(Plain.as_view()))[
+            "description"
+        ]
+    )
 
 
 def test_the_test_projects_document_is_valid(client, db):
-    answer = client.get("/api/schema/", headers={"Accept": "application/vnd.oai.openapi+json"})
+    answer = client.get(
+        "/api/schema/", headers={"Accept": "application/vnd.oai.openapi+json"}
+    )
     assert answer.status_code == 200
     validate_schema(answer.json())
     paths = answer.json()["paths"]
@@ -259,7 +330,9 @@ def without_middleware(settings):
 
 
 WAYS = {
-    "mixin": lambda view: type(view.__name__, (IdempotentMixin, view), {"__doc__": view.__doc__}),
+    "mixin": lambda view: type(
+        view.__name__, (IdempotentMixin, view), {"__doc__": view.__doc__}
+    ),
     "decorator": idempotent,
 }
 
@@ -268,13 +341,19 @@ def published(view, **actions):
     """The description in the browsable API and in OPTIONS, and the one in the OpenAPI document."""
     shown = view().get_view_description()
     served = view.as_view(actions) if actions else view.as_view()
-    document = SchemaGenerator(patterns=[path("pay/", served)]).get_schema(request=None, public=True)
+    document = SchemaGenerator(patterns=[path("pay/", served)]).get_schema(
+        request=None, public=True
+    )
     return shown, document["paths"]["/pay/"]["post"].get("description", "")
 
 
 @pytest.mark.usefixtures("without_middleware")
 @pytest.mark.parametrize("protect", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize(("view", "actions"), [(Mute, {}), (MuteSet, {"post": "create"})], ids=["view", "viewset"])
+@pytest.mark.parametrize(
+    ("view", "actions"),
+    [(Mute, {}), (MuteSet, {"post": "create"})],
+    ids=["view", "viewset"],
+)
 def test_a_view_without_a_docstring_has_no_description(protect, view, actions):
     """But for the rules for retries, which are made of the policy for the OpenAPI document."""
     shown, documented = published(protect(view), **actions)
@@ -291,15 +370,32 @@ def test_a_views_docstring_is_its_description(protect):
 
 @pytest.mark.usefixtures("without_middleware")
 def test_a_method_without_keys_has_no_added_description():
-    view = type("Mute", (IdempotentMixin, Mute), {"idempotency_policy": Policy(methods=["PUT"])})
+    view = type(
+        "Mute", (IdempotentMixin, Mute), {"idempotency_policy": Policy(methods=["PUT"])}
+    )
     assert published(view) == published(Mute)
 
 
 def test_under_the_middleware_options_answer_as_without(settings, client):
-    settings.ROOT_URLCONF = (path("pay/", Mute.as_view()), path("told/", Told.as_view()))
-    kept = [each for each in settings.MIDDLEWARE if each != "django_idempotency.middleware.IdempotencyMiddleware"]
+    settings.ROOT_URLCONF = (
+        path("pay/", Mute.as_view()),
+        path("told/", Told.as_view()),
+    )
+    kept = [
+        each
+        for each in settings.MIDDLEWARE
+        if each != "django_idempotency.middleware.IdempotencyMiddleware"
+    ]
     described = []
-    for middleware in (kept, [*kept, f"{IdempotencyMiddleware.__module__}.IdempotencyMiddleware"]):
+    for middleware in (
+        kept,
+        [*kept, f"{IdempotencyMiddleware.__module__}.IdempotencyMiddleware"],
+    ):
         settings.MIDDLEWARE = middleware
-        described.append([client.options(f"/{name}/").json()["description"] for name in ("pay", "told")])
+        described.append(
+            [
+                client.options(f"/{name}/").json()["description"]
+                for name in ("pay", "told")
+            ]
+        )
     assert described == [["", "Pays a bill."]] * 2

@@ -60,12 +60,21 @@ def show(client, settings):
 
 def test_each_operation_is_listed_with_its_policy(show):
     first, second = show().context["operations"]
-    assert (first["path"], first["methods"]) == ("/pay/{pk}/", ["DELETE", "PATCH", "POST", "PUT"])
+    assert (first["path"], first["methods"]) == (
+        "/pay/{pk}/",
+        ["DELETE", "PATCH", "POST", "PUT"],
+    )
     assert (first["required"], first["remembered_for"]) == (True, "2 hours")
     assert "are compared, and the headers X-Account;" in first["rules"]
-    assert first["statuses"].startswith("After 400, 401, 403–406, 415, 422, 429 the key is free again. After 500–599")
+    assert first["statuses"].startswith(
+        "After 400, 401, 403–406, 415, 422, 429 the key is free again. After 500–599"
+    )
     assert first["responses"].keys() == {"400", "409", "422", "503"}
-    assert (second["path"], second["methods"], second["required"]) == ("/orders/", ["POST", "PUT"], False)
+    assert (second["path"], second["methods"], second["required"]) == (
+        "/orders/",
+        ["POST", "PUT"],
+        False,
+    )
 
 
 def test_the_page_shows_each_operation_and_no_secret(show):
@@ -80,12 +89,16 @@ def test_the_page_shows_each_operation_and_no_secret(show):
 
 
 def test_the_published_policy_shows_only_the_chosen_paths(show):
-    assert [each["path"] for each in show(paths="^/orders").context["operations"]] == ["/orders/"]
+    assert [each["path"] for each in show(paths="^/orders").context["operations"]] == [
+        "/orders/"
+    ]
 
 
 def test_the_published_policy_uses_the_words_of_the_openapi_document(show):
     (pay_terms, _orders) = show().context["operations"]
-    policy = Policy(required=True, retention=7200, fingerprint=Fingerprint(headers=["X-Account"]))
+    policy = Policy(
+        required=True, retention=7200, fingerprint=Fingerprint(headers=["X-Account"])
+    )
     assert pay_terms["rules"] == published.retry_rules(policy)
     assert pay_terms["responses"] == published.own_responses(policy)
     assert pay_terms["key"] == published.key_schema(policy)
@@ -110,9 +123,15 @@ def test_operations_of_the_frameworks_are_listed_too(show, settings, client):
     api, router = NinjaAPI(urls_namespace="published", docs_url=None), DefaultRouter()
     api.post("/give")(idempotent(required=True)(lambda request: None))
     router.register("payments", Payments, basename="payment")
-    settings.ROOT_URLCONF = (path("", PublishedPolicyView.as_view()), path("ninja/", api.urls), *router.urls)
+    settings.ROOT_URLCONF = (
+        path("", PublishedPolicyView.as_view()),
+        path("ninja/", api.urls),
+        *router.urls,
+    )
     told = client.get("/").context["operations"]
-    assert sorted((each["path"], each["methods"], each["required"]) for each in told) == [
+    assert sorted(
+        (each["path"], each["methods"], each["required"]) for each in told
+    ) == [
         ("/ninja/give", ["POST"], True),
         ("/payments/", ["POST"], False),
         ("/payments/refund/", ["POST"], True),
@@ -120,5 +139,10 @@ def test_operations_of_the_frameworks_are_listed_too(show, settings, client):
 
 
 def test_every_problem_code_is_published_under_its_status():
-    made = {(str(problem.status), problem.code) for problem in map(problems.problem, REFUSALS)}
-    assert {(status, code) for status, codes in published.CODES.items() for code in codes} == made
+    made = {
+        (str(problem.status), problem.code)
+        for problem in map(problems.problem, REFUSALS)
+    }
+    assert {
+        (status, code) for status, codes in published.CODES.items() for code in codes
+    } == made

@@ -34,13 +34,22 @@ class BoundedRelay(EventRelay):
 
 
 @pytest.fixture
-def outbox(transactional_db: None, settings: SettingsWrapper) -> Iterator[Callable[..., None]]:
+def outbox(
+    transactional_db: None, settings: SettingsWrapper
+) -> Iterator[Callable[..., None]]:
     """``outbox(BATCH=8)`` states options; everything is published to a ``Receiver``."""
 
     def state(**options: Any) -> None:
         publishers = {"default": {"BACKEND": RECEIVER}}
-        quick = {"FIRST_DELAY": 0.001, "LONGEST_DELAY": 0.001, "POLL": 0.05, "SEND_TIMEOUT": 5}
-        settings.IDEMPOTENCY = {"OUTBOX": {"PUBLISHERS": publishers, **quick, **options}}
+        quick = {
+            "FIRST_DELAY": 0.001,
+            "LONGEST_DELAY": 0.001,
+            "POLL": 0.05,
+            "SEND_TIMEOUT": 5,
+        }
+        settings.IDEMPOTENCY = {
+            "OUTBOX": {"PUBLISHERS": publishers, **quick, **options}
+        }
 
     state()
     yield state
@@ -56,7 +65,9 @@ def relay(outbox: Callable[..., None]) -> Iterator[Callable[..., EventRelay]]:
     def make(refusing: str = "") -> EventRelay:
         made.append(BoundedRelay("default"))
         if refusing:
-            receiver(made[-1]).refuses = lambda event: "no" if event.topic == refusing else None
+            receiver(made[-1]).refuses = lambda event: (
+                "no" if event.topic == refusing else None
+            )
         return made[-1]
 
     yield make
@@ -69,8 +80,13 @@ def relay(outbox: Callable[..., None]) -> Iterator[Callable[..., EventRelay]]:
 def dead(outbox: Callable[..., None]) -> list[UUID]:
     """Three dead letters, the first two with one key: their ids."""
     with transaction.atomic():
-        ids = [publish(topic, {"card": "4242"}, key="k" if topic == "a" else "") for topic in "aab"]
-    OutboxEvent.objects.update(status="dead", attempts=1, error="it says no", given_up_at=DatabaseNow())
+        ids = [
+            publish(topic, {"card": "4242"}, key="k" if topic == "a" else "")
+            for topic in "aab"
+        ]
+    OutboxEvent.objects.update(
+        status="dead", attempts=1, error="it says no", given_up_at=DatabaseNow()
+    )
     return ids
 
 

@@ -21,12 +21,19 @@ _positions = itertools.count(1)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def event(topic: str, payload: bytes = b'{"amount": 1}', key: str = "", **changed: Any) -> Event:
-    given = {"content_type": "application/json", "headers": {"traceparent": TRACE}} | changed
+def event(
+    topic: str, payload: bytes = b'{"amount": 1}', key: str = "", **changed: Any
+) -> Event:
+    given = {
+        "content_type": "application/json",
+        "headers": {"traceparent": TRACE},
+    } | changed
     return Event(next(_positions), new_event_id(), topic, key, payload, **given)
 
 
-def sent(publisher: Publisher, *events: Event, timeout: float = 10) -> Sequence[Outcome]:
+def sent(
+    publisher: Publisher, *events: Event, timeout: float = 10
+) -> Sequence[Outcome]:
     """What comes of ``events``, in their order; what nothing is known of is left out."""
     publisher.connect()
     try:
@@ -39,7 +46,10 @@ def sent(publisher: Publisher, *events: Event, timeout: float = 10) -> Sequence[
 def publish_all(*events: str) -> list[UUID]:
     """Publish events in one transaction, each by its topic, with its key behind a slash. Return their ids."""
     with transaction.atomic():
-        return [publish(topic, {}, key=key) for topic, _, key in (event.partition("/") for event in events)]
+        return [
+            publish(topic, {}, key=key)
+            for topic, _, key in (event.partition("/") for event in events)
+        ]
 
 
 def none_left() -> bool:

@@ -38,7 +38,9 @@ def relaying(relay):
 
 @transaction.atomic
 def publish_all(numbers):
-    return {str(publish("charges", {"number": n}, key=f"key-{n % KEYS}")) for n in numbers}
+    return {
+        str(publish("charges", {"number": n}, key=f"key-{n % KEYS}")) for n in numbers
+    }
 
 
 def publish_through_a_kill(server, stop, are_outstanding=lambda relay: True):
@@ -48,7 +50,9 @@ def publish_through_a_kill(server, stop, are_outstanding=lambda relay: True):
     with relaying(relay):
         eventually(lambda: OutboxEvent.objects.count() < EVENTS - 500, within=60)
         stop(signal.SIGSTOP)
-        ids |= publish_all(range(EVENTS, EVENTS + KEYS))  # the first ones may all have been confirmed by now
+        ids |= publish_all(
+            range(EVENTS, EVENTS + KEYS)
+        )  # the first ones may all have been confirmed by now
         eventually(lambda: are_outstanding(relay), within=60)
         server.kill()
         assert not none_left()
@@ -67,7 +71,10 @@ def rabbitmq(tmp_path):
 
 @pytest.mark.private_rabbitmq
 def test_rabbitmq_killed_with_confirms_outstanding_gets_all_in_order(rabbitmq, outbox):
-    backend = {"BACKEND": f"{WINGS}.rabbitmq.RabbitMQPublisher", "OPTIONS": {"url": rabbitmq.url}}
+    backend = {
+        "BACKEND": f"{WINGS}.rabbitmq.RabbitMQPublisher",
+        "OPTIONS": {"url": rabbitmq.url},
+    }
     # A node that starts may refuse events for a while.
     outbox(PUBLISHERS={"default": backend}, LONGEST_DELAY=1, MAX_ATTEMPTS=1000)
     with kombu.Connection(rabbitmq.url) as connection:
@@ -82,7 +89,11 @@ def test_rabbitmq_killed_with_confirms_outstanding_gets_all_in_order(rabbitmq, o
         got = list(iter(lambda: channel.basic_get("charges", no_ack=True), None))
     assert {message.properties["message_id"] for message in got} == ids
     numbers = list(dict.fromkeys(json.loads(message.body)["number"] for message in got))
-    assert all(of_key == sorted(of_key) for key in range(KEYS) if (of_key := [n for n in numbers if n % KEYS == key]))
+    assert all(
+        of_key == sorted(of_key)
+        for key in range(KEYS)
+        if (of_key := [n for n in numbers if n % KEYS == key])
+    )
 
 
 @pytest.fixture
@@ -96,7 +107,11 @@ def jetstream(tmp_path):
 @pytest.mark.private_nats
 def test_jetstream_killed_in_mid_batch_gets_each_event_once(jetstream, outbox):
     options = {"servers": jetstream.url, "prefix": "shop."}
-    outbox(PUBLISHERS={"default": {"BACKEND": f"{WINGS}.nats.NATSPublisher", "OPTIONS": options}})
+    outbox(
+        PUBLISHERS={
+            "default": {"BACKEND": f"{WINGS}.nats.NATSPublisher", "OPTIONS": options}
+        }
+    )
     stream = Stream(jetstream.url)
     stream.do(lambda context: context.add_stream(name=stream.name, subjects=["shop.>"]))
     ids = publish_through_a_kill(jetstream, jetstream.process.send_signal)

@@ -25,7 +25,12 @@ __all__ = ["registry"]
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.opentelemetry]
 
-SEEN = {"outbox_published": 4, "outbox_failed": 2, "outbox_dead_lettered": 2, "outbox_requeued": 1}
+SEEN = {
+    "outbox_published": 4,
+    "outbox_failed": 2,
+    "outbox_dead_lettered": 2,
+    "outbox_requeued": 1,
+}
 
 
 @pytest.fixture
@@ -43,7 +48,10 @@ def seen(outbox, relay, registry, reader):
     counters._reset()
     outbox(MAX_ATTEMPTS=2)
     with transaction.atomic():
-        ids = [publish("good" if number < 3 else "bad", {"number": number}) for number in range(5)]
+        ids = [
+            publish("good" if number < 3 else "bad", {"number": number})
+            for number in range(5)
+        ]
     one = relay(refusing="bad")
     eventually(lambda: one.step() == 0 and dead_letters().count() == 2)
     assert decide(Act.REQUEUE, dead_letters([ids[3]]))[0] == 1
@@ -62,9 +70,15 @@ def test_every_counter_of_the_outbox_counts_what_happened(seen, registry, reader
         for counter in metrics.counters_of(signals.FAMILY)
     }
     (resource,) = reader.get_metrics_data().resource_metrics
-    (point,) = ({metric.name: metric.data.data_points for metric in scope.metrics} for scope in resource.scope_metrics)
+    (point,) = (
+        {metric.name: metric.data.data_points for metric in scope.metrics}
+        for scope in resource.scope_metrics
+    )
     measured = {
-        counter.name: [(data.value, dict(data.attributes)) for data in point[metrics.in_opentelemetry(counter)]]
+        counter.name: [
+            (data.value, dict(data.attributes))
+            for data in point[metrics.in_opentelemetry(counter)]
+        ]
         for counter in metrics.counters_of(signals.FAMILY)
     }
     of_late = activity(3600)
@@ -77,7 +91,12 @@ def test_every_counter_of_the_outbox_counts_what_happened(seen, registry, reader
 
 def test_the_statistics_show_what_happened_to_the_outbox(seen):
     lines = told("idempotency_stats").partition("OUTBOX")[2].splitlines()[1:5]
-    assert [line.split()[-2 - line.endswith("!")] for line in lines] == ["4", "2", "2", "1"]
+    assert [line.split()[-2 - line.endswith("!")] for line in lines] == [
+        "4",
+        "2",
+        "2",
+        "1",
+    ]
 
 
 def test_dead_letters_and_their_requeue_are_in_the_log(caplog, outbox, relay):

@@ -52,18 +52,35 @@ def run(action, *arguments, by="anna"):
 
 
 def entries():
-    return list(LogEntry.objects.order_by("pk").values_list("user__username", "object_id", "change_message"))
+    return list(
+        LogEntry.objects.order_by("pk").values_list(
+            "user__username", "object_id", "change_message"
+        )
+    )
 
 
 def test_dead_letters_are_listed(dead):
-    assert [line.partition(" ")[0] for line in told("idempotency_outbox", "dead").splitlines()] == list(map(str, dead))
+    assert [
+        line.partition(" ")[0]
+        for line in told("idempotency_outbox", "dead").splitlines()
+    ] == list(map(str, dead))
     (line,) = told("idempotency_outbox", "dead", "--topic", "b", "--json").splitlines()
-    assert {"event_id": str(dead[2]), "error": "it says no"}.items() <= json.loads(line).items()
-    assert told("idempotency_outbox", "status") == "default: 0 pending; 0 failing, 3 dead, 0 live relays."
+    assert {"event_id": str(dead[2]), "error": "it says no"}.items() <= json.loads(
+        line
+    ).items()
+    assert (
+        told("idempotency_outbox", "status")
+        == "default: 0 pending; 0 failing, 3 dead, 0 live relays."
+    )
 
 
 @pytest.mark.parametrize(
-    ("chosen", "count"), [(lambda ids: [str(ids[0])], 1), (lambda ids: ["--topic", "a"], 2), (lambda ids: ["--all"], 3)]
+    ("chosen", "count"),
+    [
+        (lambda ids: [str(ids[0])], 1),
+        (lambda ids: ["--topic", "a"], 2),
+        (lambda ids: ["--all"], 3),
+    ],
 )
 def test_requeued_dead_letters_are_sent(dead, anna, relay, chosen, count):
     assert run("requeue", *chosen(dead)) == f"{count} requeued."
@@ -94,9 +111,14 @@ def test_requeued_events_go_before_the_later_ones_of_their_key(dead, relay):
 
 
 def test_a_requeue_goes_by_the_routes_of_today(dead, outbox):
-    outbox(PUBLISHERS={alias: {"BACKEND": RECEIVER} for alias in ("default", "other")}, ROUTES={"b": "other"})
+    outbox(
+        PUBLISHERS={alias: {"BACKEND": RECEIVER} for alias in ("default", "other")},
+        ROUTES={"b": "other"},
+    )
     decide(Act.REQUEUE, dead_letters())
-    assert list(OutboxEvent.objects.order_by("id").values_list("publisher", flat=True)) == ["default"] * 2 + ["other"]
+    assert list(
+        OutboxEvent.objects.order_by("id").values_list("publisher", flat=True)
+    ) == ["default"] * 2 + ["other"]
 
 
 def test_only_dead_letters_are_decided_about(outbox):
@@ -136,7 +158,9 @@ def test_a_note_is_asked_for_where_the_settings_require_it(dead, anna, state, ac
 
 
 @pytest.mark.parametrize("action", ["requeue", "discard"])
-def test_a_second_user_decides_the_same_where_the_settings_require_it(dead, anna, state, django_user_model, action):
+def test_a_second_user_decides_the_same_where_the_settings_require_it(
+    dead, anna, state, django_user_model, action
+):
     django_user_model.objects.create_superuser("bob")
     state(DECISIONS=["second_operator"])
     for _ in range(2):
@@ -149,7 +173,9 @@ def test_a_second_user_decides_the_same_where_the_settings_require_it(dead, anna
     assert dead_letters().count() == 2
 
 
-def test_a_proposal_ends_when_the_event_is_requeued_and_given_up_again(dead, anna, state, django_user_model, relay):
+def test_a_proposal_ends_when_the_event_is_requeued_and_given_up_again(
+    dead, anna, state, django_user_model, relay
+):
     bob = django_user_model.objects.create_superuser("bob")
     state(DECISIONS=["second_operator"])
     decide(Act.DISCARD, dead_letters(topic="b"), by=anna)
@@ -163,7 +189,9 @@ def test_a_proposal_ends_when_the_event_is_requeued_and_given_up_again(dead, ann
 
 
 def ask(client, action, *ids):
-    ticked = list(OutboxEvent.objects.filter(event_id__in=ids).values_list("pk", flat=True))
+    ticked = list(
+        OutboxEvent.objects.filter(event_id__in=ids).values_list("pk", flat=True)
+    )
     return client.post(LIST, {"action": action, "_selected_action": ticked})
 
 
@@ -184,14 +212,22 @@ def confirm(client, asked, **given):
 def test_the_admin_lists_dead_letters_first(dead, admin_client):
     with transaction.atomic():
         publish("waiting", {}, headers={"tenant": "a"})
-    OutboxEvent.objects.filter(event_id=dead[1]).update(status=Status.PENDING, given_up_at=None)
+    OutboxEvent.objects.filter(event_id=dead[1]).update(
+        status=Status.PENDING, given_up_at=None
+    )
     results = admin_client.get(LIST).context["cl"].result_list
-    assert [(event.status, event.attempts) for event in results] == [*[("dead", 1)] * 2, ("pending", 1), ("pending", 0)]
+    assert [(event.status, event.attempts) for event in results] == [
+        *[("dead", 1)] * 2,
+        ("pending", 1),
+        ("pending", 0),
+    ]
 
 
 def test_the_admin_finds_an_event_by_its_id_or_key(dead, admin_client):
     for term, found in ((str(dead[2]), 1), ("k", 2), (str(uuid.uuid4()), 0)):
-        assert len(admin_client.get(LIST, {"q": term}).context["cl"].result_list) == found
+        assert (
+            len(admin_client.get(LIST, {"q": term}).context["cl"].result_list) == found
+        )
 
 
 @pytest.mark.parametrize("action", ["requeue", "discard"])
@@ -200,17 +236,27 @@ def test_the_admin_asks_for_confirmation_and_a_note(dead, admin_client, state, a
     asked = ask(admin_client, action, *dead[:2])
     assert "it says no" in asked.content.decode()
     again = confirm(admin_client, asked)
-    assert (dead_letters().count(), again.context["form"].errors.keys()) == (3, {"note"})
+    assert (dead_letters().count(), again.context["form"].errors.keys()) == (
+        3,
+        {"note"},
+    )
     after = confirm(admin_client, again, note="checked")
     assert "done for 2 events" in after.content.decode()
     assert dead_letters().count() == 1
-    assert {(user, entry.endswith(". checked")) for user, _id, entry in entries()} == {("admin", True)}
+    assert {(user, entry.endswith(". checked")) for user, _id, entry in entries()} == {
+        ("admin", True)
+    }
 
 
-def test_the_admin_leaves_an_event_alone_that_was_given_up_again_since_it_was_seen(dead, admin_client):
+def test_the_admin_leaves_an_event_alone_that_was_given_up_again_since_it_was_seen(
+    dead, admin_client
+):
     asked = ask(admin_client, "discard", dead[0])
     OutboxEvent.objects.filter(event_id=dead[0]).update(attempts=2)
-    assert "It has changed since you last saw it" in confirm(admin_client, asked).content.decode()
+    assert (
+        "It has changed since you last saw it"
+        in confirm(admin_client, asked).content.decode()
+    )
     assert (dead_letters().count(), entries()) == (3, [])
 
 
@@ -224,16 +270,28 @@ def test_the_admin_says_which_events_are_no_dead_letters(dead, admin_client):
 def test_the_admin_acts_only_for_those_who_may(dead, viewer, client):
     for action in ("requeue", "discard"):
         ask(client, action, *dead)
-        client.post(LIST, {"action": action, "confirmed": "1", "_selected_action": [1], "record": ["1 1"]})
+        client.post(
+            LIST,
+            {
+                "action": action,
+                "confirmed": "1",
+                "_selected_action": [1],
+                "record": ["1 1"],
+            },
+        )
     assert dead_letters().count() == 3
 
 
-def test_content_is_shown_only_with_permission_and_leaves_an_entry(dead, viewer, client):
+def test_content_is_shown_only_with_permission_and_leaves_an_entry(
+    dead, viewer, client
+):
     event = OutboxEvent.objects.get(event_id=dead[2])
     page = f"{LIST}{event.pk}/change/"
     hidden = client.get(page).content.decode()
     assert (str(dead[2]) in hidden, "4242" in hidden, entries()) == (True, False, [])
-    viewer.user_permissions.add(Permission.objects.get(codename="view_response_idempotencyrecord"))
+    viewer.user_permissions.add(
+        Permission.objects.get(codename="view_response_idempotencyrecord")
+    )
     assert "4242" in client.get(page).content.decode()
     assert entries() == [("viewer", str(event.pk), "Payload viewed.")]
 
@@ -245,9 +303,13 @@ def test_content_can_not_be_searched_bit_by_bit(viewer, client, lookup):
 
 def test_the_strip_counts_dead_letters(dead, admin_client):
     pages = ("/admin/django_idempotency/idempotencyrecord/", LIST)
-    assert all("3 dead letters" in admin_client.get(page).content.decode() for page in pages)
+    assert all(
+        "3 dead letters" in admin_client.get(page).content.decode() for page in pages
+    )
     decide(Act.DISCARD, dead_letters())
-    assert not any("dead letters</p>" in admin_client.get(page).content.decode() for page in pages)
+    assert not any(
+        "dead letters</p>" in admin_client.get(page).content.decode() for page in pages
+    )
 
 
 @pytest.fixture
@@ -259,7 +321,9 @@ def encrypted(outbox, state):
     return OutboxEvent.objects.get()
 
 
-def test_content_is_stored_encrypted_and_shown_and_sent_as_it_was(encrypted, relay, admin_client):
+def test_content_is_stored_encrypted_and_shown_and_sent_as_it_was(
+    encrypted, relay, admin_client
+):
     assert b"4242" not in bytes(encrypted.payload)
     assert "acme" not in str(encrypted.headers)
     page = admin_client.get(f"{LIST}{encrypted.pk}/change/").content.decode()
@@ -278,7 +342,9 @@ def test_an_event_that_can_not_be_encrypted_is_refused(outbox, state, encrypt):
     assert not OutboxEvent.objects.exists()
 
 
-def test_an_event_whose_key_is_lost_is_not_sent_and_holds_up_no_other(encrypted, state, relay):
+def test_an_event_whose_key_is_lost_is_not_sent_and_holds_up_no_other(
+    encrypted, state, relay
+):
     state(BODY=Body(), ENCRYPTION_KEYS=[base64.b64encode(bytes(32)).decode()])
     publish_all("b")
     one = relay()

@@ -10,7 +10,12 @@ from django.contrib.auth import get_user_model
 from django_idempotency.contrib.outbox.models import OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishers.local import LocalPublisher
 from django_idempotency.messages import Message, RejectMessage, consume
-from django_idempotency.messages.publisher import Confirmed, NotSent, PublisherUnavailable, Refused
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    NotSent,
+    PublisherUnavailable,
+    Refused,
+)
 from testproject.models import LedgerEntry
 from tests.contrib.outbox.events import TRACE, event, publish_all, sent
 from tests.support.callers import PAYER
@@ -26,11 +31,15 @@ def write_receipt(message, context):
         raise LookupError("not yet")
     assert message.headers.get("traceparent") in (TRACE, None)
     user = get_user_model().objects.get(username=PAYER)
-    LedgerEntry.objects.record(kind="charge", user=user, amount=1, currency="eur", reference=message.id)
+    LedgerEntry.objects.record(
+        kind="charge", user=user, amount=1, currency="eur", reference=message.id
+    )
 
 
 def receive(event):
-    return consume(Message(event.topic, str(event.id), event.payload, event.headers), write_receipt)
+    return consume(
+        Message(event.topic, str(event.id), event.payload, event.headers), write_receipt
+    )
 
 
 def test_a_function_confirms_by_returning():
@@ -40,7 +49,10 @@ def test_a_function_confirms_by_returning():
         if event is bad:
             raise ValueError("no")
 
-    assert sent(LocalPublisher(handle), good, bad) == [Confirmed(good), Refused(bad, "ValueError: no")]
+    assert sent(LocalPublisher(handle), good, bad) == [
+        Confirmed(good),
+        Refused(bad, "ValueError: no"),
+    ]
 
 
 def test_a_coroutine_function_confirms_nothing():
@@ -56,7 +68,10 @@ def test_a_coroutine_function_confirms_nothing():
 def test_a_slow_function_leaves_the_rest_for_later():
     first, second = event("a"), event("b")
     publisher = LocalPublisher(lambda _event: time.sleep(0.02))
-    assert sent(publisher, first, second, timeout=0.01) == [Confirmed(first), NotSent(second)]
+    assert sent(publisher, first, second, timeout=0.01) == [
+        Confirmed(first),
+        NotSent(second),
+    ]
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -69,7 +84,14 @@ def test_an_event_that_its_consumer_fails_is_refused_and_one_that_it_rejects_is_
 
 def test_from_the_transaction_to_the_effect_once(payer, outbox, relay):
     backend = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
-    outbox(PUBLISHERS={"default": {"BACKEND": backend, "OPTIONS": {"handler": f"{__name__}.receive"}}})
+    outbox(
+        PUBLISHERS={
+            "default": {
+                "BACKEND": backend,
+                "OPTIONS": {"handler": f"{__name__}.receive"},
+            }
+        }
+    )
     id, _bad = publish_all("charge.created", "bad")
     assert relay().run_once() == 1
     assert LedgerEntry.objects.filter(reference=str(id)).count() == 1
@@ -80,7 +102,11 @@ def test_from_the_transaction_to_the_effect_once(payer, outbox, relay):
 def test_the_documented_function_sends_a_task_with_the_events_id():
     from celery import Celery
 
-    (example,) = (code for code in FENCE.findall((DOCS / "publishers.md").read_text()) if "send_task" in "".join(code))
+    (example,) = (
+        code
+        for code in FENCE.findall((DOCS / "publishers.md").read_text())
+        if "send_task" in "".join(code)
+    )
     names, one = {}, event("shop.charge")
     exec("".join(example).removeprefix("python"), names)
     with Celery("shop", broker="memory://", set_as_current=False) as app:
@@ -89,9 +115,14 @@ def test_the_documented_function_sends_a_task_with_the_events_id():
         with app.connection() as connection:
             message = connection.SimpleQueue("celery").get(timeout=5)
             message.ack()
-    with Celery("shop", broker=f"amqp://127.0.0.1:{free_port()}//", set_as_current=False) as app:
+    with Celery(
+        "shop", broker=f"amqp://127.0.0.1:{free_port()}//", set_as_current=False
+    ) as app:
         names["current_app"] = app
         app.conf.task_publish_retry = False
         with pytest.raises(PublisherUnavailable):
             sent(LocalPublisher(names["send_task"]), one)
-    assert (message.headers["id"], message.headers["task"]) == (str(one.id), "shop.charge")
+    assert (message.headers["id"], message.headers["task"]) == (
+        str(one.id),
+        "shop.charge",
+    )

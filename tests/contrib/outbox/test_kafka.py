@@ -8,7 +8,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from django_idempotency.contrib.kafka import KafkaPublisher
-from django_idempotency.messages.publisher import Confirmed, ConnectionLost, NotSent, PublisherUnavailable, Refused
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    ConnectionLost,
+    NotSent,
+    PublisherUnavailable,
+    Refused,
+)
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.mock_kafka import MockKafka
 from tests.support.private_servers import free_port
@@ -54,13 +60,23 @@ def test_a_message_is_a_cloud_event_with_the_events_id(cluster):
 def test_an_event_too_large_for_the_broker_is_refused_for_good(cluster):
     good, large = event("sizes"), event("sizes", b"x" * 2_000_000)
     confirmed, refused = sent(KafkaPublisher(cluster), large, good)
-    assert (confirmed, type(refused), refused.event, refused.permanent) == (Confirmed(good), Refused, large, True)
+    assert (confirmed, type(refused), refused.event, refused.permanent) == (
+        Confirmed(good),
+        Refused,
+        large,
+        True,
+    )
 
 
 def test_a_full_queue_is_no_events_fault(cluster):
     events = [event("full") for _ in range(50)]
-    publisher = KafkaPublisher({**cluster, "queue.buffering.max.messages": 3, "linger.ms": 1000})
-    assert {type(outcome) for outcome in sent(publisher, *events)} == {Confirmed, NotSent}
+    publisher = KafkaPublisher(
+        {**cluster, "queue.buffering.max.messages": 3, "linger.ms": 1000}
+    )
+    assert {type(outcome) for outcome in sent(publisher, *events)} == {
+        Confirmed,
+        NotSent,
+    }
 
 
 class Lost:
@@ -75,7 +91,9 @@ class Lost:
 
     def poll(self, _timeout):
         if self.says_so_when == "waiting":
-            raise KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True))
+            raise KafkaException(
+                KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True)
+            )
 
     def purge(self):
         pass
@@ -96,4 +114,6 @@ def test_a_cluster_that_is_down_is_reported(monkeypatch, capfd):
     monkeypatch.setattr("django_idempotency.contrib.kafka.CONNECTING", 1.0)
     with pytest.raises(PublisherUnavailable):
         KafkaPublisher({"bootstrap.servers": f"127.0.0.1:{free_port()}"}).connect()
-    assert "rdkafka" not in capfd.readouterr().err, "librdkafka wrote past the logging configuration"
+    assert "rdkafka" not in capfd.readouterr().err, (
+        "librdkafka wrote past the logging configuration"
+    )

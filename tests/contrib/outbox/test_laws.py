@@ -38,13 +38,26 @@ class Relays:
         given = {"path": str(self.file)}
         if gate_after is not None:
             given |= {"gate": str(self.gate), "gate_after": gate_after}
-        publishers = {"default": {"BACKEND": "tests.contrib.outbox.receiver.FileReceiver", "OPTIONS": given}}
-        outbox = {"PUBLISHERS": publishers, "LEASE": 2.0, "POLL": 0.1, "SEND_TIMEOUT": 60, **options}
+        publishers = {
+            "default": {
+                "BACKEND": "tests.contrib.outbox.receiver.FileReceiver",
+                "OPTIONS": given,
+            }
+        }
+        outbox = {
+            "PUBLISHERS": publishers,
+            "LEASE": 2.0,
+            "POLL": 0.1,
+            "SEND_TIMEOUT": 60,
+            **options,
+        }
         stated = {"WORKER_SETTINGS": json.dumps({"IDEMPOTENCY": {"OUTBOX": outbox}})}
         stated["DJANGO_SETTINGS_MODULE"] = "tests.messages.worker_settings"
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "django", "idempotency_outbox", "relay"]
-            process = subprocess.Popen(command, cwd=ROOT, env=environment() | stated, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment() | stated, stdout=log, stderr=log
+            )
         self.processes.append(process)
         return process
 
@@ -84,7 +97,11 @@ def test_several_relays_share_the_work_and_keep_the_order(relays):
     processes = [relays.start() for _ in range(3)]
     eventually(lambda: Relay.objects.count() == 3, within=60)
     eventually(
-        lambda: sorted(Counter(Lane.objects.values_list("relay_id", flat=True)).values()) == [20, 22, 22], within=60
+        lambda: (
+            sorted(Counter(Lane.objects.values_list("relay_id", flat=True)).values())
+            == [20, 22, 22]
+        ),
+        within=60,
     )
     for start in range(0, 900, 100):
         publish_many(100, start)

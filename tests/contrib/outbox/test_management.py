@@ -32,7 +32,9 @@ def test_the_relay_needs_somewhere_to_publish_to(outbox):
     with pytest.raises(CommandError, match="has no PUBLISHERS"):
         told("idempotency_outbox", "relay", "--once")
     outbox()
-    with pytest.raises(CommandError, match="PUBLISHERS has no 'defualt': did you mean 'default'"):
+    with pytest.raises(
+        CommandError, match="PUBLISHERS has no 'defualt': did you mean 'default'"
+    ):
         told("idempotency_outbox", "relay", "--once", "--publisher", "defualt")
 
 
@@ -46,17 +48,47 @@ def only(backend, **options):
 @pytest.mark.parametrize(
     ("options", "id", "sentence"),
     [
-        ({"BATCH": 0}, "E001", 'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to 100000.'),
-        ({"POLL": "1d"}, "E001", """IDEMPOTENCY["OUTBOX"]["POLL"] is '1d'; it must be a number of seconds"""),
-        ({"ROUTES": {"a.*": "defualt"}}, "E001", "OUTBOX: ROUTES sends 'a.*' to 'defualt', which is not in PUBLISHERS"),
+        (
+            {"BATCH": 0},
+            "E001",
+            'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to 100000.',
+        ),
+        (
+            {"POLL": "1d"},
+            "E001",
+            """IDEMPOTENCY["OUTBOX"]["POLL"] is '1d'; it must be a number of seconds""",
+        ),
+        (
+            {"ROUTES": {"a.*": "defualt"}},
+            "E001",
+            "OUTBOX: ROUTES sends 'a.*' to 'defualt', which is not in PUBLISHERS",
+        ),
         ({"PUBLISHERS": {}}, "W002", "OUTBOX has no publisher called 'default'"),
-        (only("nowhere.Publisher"), "E001", "can't be created: No module named 'nowhere'"),
-        (only("datetime.datetime", year=1), "E001", "datetime.datetime is not a Publisher"),
-        (only(LOCAL, function=print), "E001", "unexpected keyword argument 'function'. Its options: handler."),
-        (only(LOCAL, handler="nowhere.at.all"), "E001", "can't be created: No module named 'nowhere'"),
+        (
+            only("nowhere.Publisher"),
+            "E001",
+            "can't be created: No module named 'nowhere'",
+        ),
+        (
+            only("datetime.datetime", year=1),
+            "E001",
+            "datetime.datetime is not a Publisher",
+        ),
+        (
+            only(LOCAL, function=print),
+            "E001",
+            "unexpected keyword argument 'function'. Its options: handler.",
+        ),
+        (
+            only(LOCAL, handler="nowhere.at.all"),
+            "E001",
+            "can't be created: No module named 'nowhere'",
+        ),
     ],
 )
-def test_a_check_says_what_is_wrong_with_an_option_or_a_publisher(outbox, options, id, sentence):
+def test_a_check_says_what_is_wrong_with_an_option_or_a_publisher(
+    outbox, options, id, sentence
+):
     assert checks.found(label=checks.OUTBOX) == []
     outbox(**options)
     (message,) = checks.found(label=checks.OUTBOX)
@@ -79,7 +111,10 @@ def test_the_status_says_why_events_fail(outbox, relay):
     assert told("idempotency_outbox", "status").endswith(
         "1 failing, 0 dead, 0 live relays. The first failing event: it says no"
     )
-    assert json.loads(told("idempotency_outbox", "status", "--json"))["error"] == "it says no"
+    assert (
+        json.loads(told("idempotency_outbox", "status", "--json"))["error"]
+        == "it says no"
+    )
 
 
 @pytest.mark.postgresql
@@ -98,24 +133,39 @@ APP = "django_idempotency.contrib.outbox"
 
 
 def actions():
-    parser = load_command_class(APP, "idempotency_outbox").create_parser("manage.py", "idempotency_outbox")
+    parser = load_command_class(APP, "idempotency_outbox").create_parser(
+        "manage.py", "idempotency_outbox"
+    )
     (found,) = [action.choices for action in parser._actions if action.dest == "action"]
     return found
 
 
 def test_every_option_is_documented_with_its_default():
-    documented = {code(name)[0]: eval(code(default)[0]) for name, default, _ in rows(section("outbox.md", "Options"))}
-    assert documented == {option.name.upper(): getattr(Options(), option.name) for option in fields(Options)}
+    documented = {
+        code(name)[0]: eval(code(default)[0])
+        for name, default, _ in rows(section("outbox.md", "Options"))
+    }
+    assert documented == {
+        option.name.upper(): getattr(Options(), option.name)
+        for option in fields(Options)
+    }
 
 
 def test_every_option_of_the_relay_is_documented():
-    documented = {code(option)[0] for option, _meaning in rows(section("outbox.md", "The relay"))}
-    options = {name for action in actions()["relay"]._actions for name in action.option_strings}
+    documented = {
+        code(option)[0] for option, _meaning in rows(section("outbox.md", "The relay"))
+    }
+    options = {
+        name for action in actions()["relay"]._actions for name in action.option_strings
+    }
     assert documented == options - {"-h", "--help", "-v", "--verbosity", "--database"}
 
 
 def test_every_action_on_the_outbox_is_documented():
-    documented = {code(action)[0] for action, _meaning in rows(section("outbox.md", "Dead letters"))}
+    documented = {
+        code(action)[0]
+        for action, _meaning in rows(section("outbox.md", "Dead letters"))
+    }
     assert documented == set(actions()) - {"relay"}
 
 
@@ -123,9 +173,13 @@ def test_every_publisher_is_documented():
     classes = {code(name)[0] for name, *_ in rows(section("publishers.md", "Classes"))}
     wings = Path(signals.__file__).parents[1]
     there = {
-        ".".join([*module.relative_to(wings).with_suffix("").parts, name]).replace(".publisher.", ".")
+        ".".join([*module.relative_to(wings).with_suffix("").parts, name]).replace(
+            ".publisher.", "."
+        )
         for module in wings.rglob("*.py")
-        for name in re.findall(r"^class (\w+Publisher)\(", module.read_text(), re.MULTILINE)
+        for name in re.findall(
+            r"^class (\w+Publisher)\(", module.read_text(), re.MULTILINE
+        )
     }
     assert classes == there
 
@@ -133,7 +187,10 @@ def test_every_publisher_is_documented():
 def test_every_option_of_a_publisher_is_documented_with_its_default():
     for name, options in rows(section("publishers.md", "Options of publishers")):
         cls = import_string(f"django_idempotency.contrib.{code(name)[0]}")
-        documented = {option: default for option, _is, default in (each.partition("=") for each in code(options))}
+        documented = {
+            option: default
+            for option, _is, default in (each.partition("=") for each in code(options))
+        }
         for parameter in signature(cls).parameters.values():
             if parameter.kind != Parameter.VAR_KEYWORD:
                 assert parameter.name in documented, f"{name}: {parameter.name}"

@@ -7,7 +7,11 @@ import uuid
 import pytest
 
 from django_idempotency.contrib.nats import NATSPublisher
-from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    PublisherUnavailable,
+    Refused,
+)
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.brokers import on_jetstream
 from tests.support.private_servers import free_port
@@ -29,7 +33,10 @@ class Stream:
     def messages(self):
         async def read(context):
             count = (await context.stream_info(self.name)).state.messages
-            return [await context.get_msg(self.name, seq=number) for number in range(1, count + 1)]
+            return [
+                await context.get_msg(self.name, seq=number)
+                for number in range(1, count + 1)
+            ]
 
         return self.do(read)
 
@@ -37,7 +44,9 @@ class Stream:
 @pytest.fixture
 def stream(nats_url):
     made = Stream(nats_url)
-    made.do(lambda context: context.add_stream(name=made.name, subjects=[f"{made.prefix}>"]))
+    made.do(
+        lambda context: context.add_stream(name=made.name, subjects=[f"{made.prefix}>"])
+    )
     yield made
     made.do(lambda context: context.delete_stream(made.name))
 
@@ -46,7 +55,10 @@ def test_a_message_has_the_events_id_key_and_headers(nats_url, stream):
     one = event("charge.created", key="order-7")
     assert sent(NATSPublisher(nats_url, prefix=stream.prefix), one) == [Confirmed(one)]
     (message,) = stream.messages()
-    assert (message.subject, message.data) == (f"{stream.prefix}charge.created", one.payload)
+    assert (message.subject, message.data) == (
+        f"{stream.prefix}charge.created",
+        one.payload,
+    )
     assert message.headers == {
         "traceparent": TRACE,
         "Nats-Msg-Id": str(one.id),
@@ -65,8 +77,15 @@ def test_an_event_that_no_stream_accepts_is_refused_among_others(nats_url, strea
 
 def test_an_event_too_large_for_the_broker_is_refused_for_good(nats_url, stream):
     good, large = event("a"), event("a", b"x" * (2 * 1024 * 1024))
-    confirmed, refused = sent(NATSPublisher(nats_url, prefix=stream.prefix), large, good)
-    assert (confirmed, type(refused), refused.event, refused.permanent) == (Confirmed(good), Refused, large, True)
+    confirmed, refused = sent(
+        NATSPublisher(nats_url, prefix=stream.prefix), large, good
+    )
+    assert (confirmed, type(refused), refused.event, refused.permanent) == (
+        Confirmed(good),
+        Refused,
+        large,
+        True,
+    )
 
 
 def test_a_server_that_is_down_is_said_to_be():

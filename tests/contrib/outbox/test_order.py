@@ -10,7 +10,12 @@ from hypothesis import strategies as some
 
 from django_idempotency.contrib.outbox.backlog import delay_after
 from django_idempotency.contrib.outbox.conf import Options
-from django_idempotency.contrib.outbox.cursor import OVERLAP, SWEEP_EVERY, SWEEP_SHARE, Cursor
+from django_idempotency.contrib.outbox.cursor import (
+    OVERLAP,
+    SWEEP_EVERY,
+    SWEEP_SHARE,
+    Cursor,
+)
 from django_idempotency.contrib.outbox.relay import waves
 from tests.contrib.outbox.events import event
 
@@ -26,7 +31,9 @@ def test_waves_keep_the_order_of_each_key_and_have_a_key_once(keys):
     sent = [one for part in parts for one in part]
     assert sorted(one.position for one in sent) == [one.position for one in events]
     for key in "abc":
-        assert [one for one in sent if one.key == key] == [one for one in events if one.key == key]
+        assert [one for one in sent if one.key == key] == [
+            one for one in events if one.key == key
+        ]
     for part in parts:
         keyed = [one.key for one in part if one.key]
         assert len(keyed) == len(set(keyed))
@@ -105,7 +112,11 @@ def test_a_late_event_has_its_lane_read_anew():
         lambda cursor: cursor.after(set(), {}, OVERLAP),
         lambda cursor: cursor.after({1}, {1: 40}, OVERLAP),
     ],
-    ids=["an event was left behind", "the lane was another relay's", "an event was held back"],
+    ids=[
+        "an event was left behind",
+        "the lane was another relay's",
+        "an event was held back",
+    ],
 )
 def test_a_lane_is_read_from_its_beginning_after(happens):
     cursor, now = calm()
@@ -115,4 +126,10 @@ def test_a_lane_is_read_from_its_beginning_after(happens):
 
 def test_delays_double_up_to_a_limit():
     options = Options(first_delay=2, longest_delay=100)
-    assert [delay_after(attempts, options) for attempts in (1, 2, 3, 7, 10_000)] == [2, 4, 8, 100, 100]
+    assert [delay_after(attempts, options) for attempts in (1, 2, 3, 7, 10_000)] == [
+        2,
+        4,
+        8,
+        100,
+        100,
+    ]

@@ -13,7 +13,12 @@ from django.test import TestCase
 
 from django_idempotency.contrib.outbox.conf import Options
 from django_idempotency.contrib.outbox.models import LANES, OutboxEvent, Status
-from django_idempotency.contrib.outbox.publishing import InvalidEvent, PublishedOutsideTransaction, lane_of, publish
+from django_idempotency.contrib.outbox.publishing import (
+    InvalidEvent,
+    PublishedOutsideTransaction,
+    lane_of,
+    publish,
+)
 
 
 def published(topic="charge.created", payload=None, **options):
@@ -23,7 +28,9 @@ def published(topic="charge.created", payload=None, **options):
 
 
 def test_an_event_is_refused_outside_a_transaction(outbox):
-    with pytest.raises(PublishedOutsideTransaction, match=r"transaction\.atomic\(using='default'\)"):
+    with pytest.raises(
+        PublishedOutsideTransaction, match=r"transaction\.atomic\(using='default'\)"
+    ):
         publish("charge.created", {})
     assert not OutboxEvent.objects.exists()
 
@@ -58,7 +65,11 @@ def test_an_event_has_an_id_of_its_own_and_a_lane_of_its_key(outbox):
 
 def test_keys_and_events_without_one_go_to_all_lanes():
     ids = [uuid.UUID(int=number) for number in range(5000)]
-    assert {lane_of("", id) for id in ids} == {lane_of(str(id), id) for id in ids} == set(range(LANES))
+    assert (
+        {lane_of("", id) for id in ids}
+        == {lane_of(str(id), id) for id in ids}
+        == set(range(LANES))
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +79,11 @@ def test_keys_and_events_without_one_go_to_all_lanes():
         (bytearray(b"a"), b"a", "application/octet-stream"),
         ("text", b'"text"', "application/json"),
         ([1, None], b"[1, null]", "application/json"),
-        ({"on": datetime.date(2026, 1, 2), "of": decimal.Decimal("1.50")}, None, "application/json"),
+        (
+            {"on": datetime.date(2026, 1, 2), "of": decimal.Decimal("1.50")},
+            None,
+            "application/json",
+        ),
     ],
 )
 def test_a_payload_is_bytes_or_json(outbox, payload, body, content_type):
@@ -111,7 +126,9 @@ def test_the_open_span_goes_along(outbox):
         event = published(headers={"Tenant": "a"})
     context = span.get_span_context()
     assert event.headers.keys() == {"tenant", "traceparent"}
-    assert event.headers["traceparent"].startswith(f"00-{context.trace_id:032x}-{context.span_id:016x}-")
+    assert event.headers["traceparent"].startswith(
+        f"00-{context.trace_id:032x}-{context.span_id:016x}-"
+    )
 
 
 def test_a_stated_traceparent_wins(outbox):
@@ -121,14 +138,23 @@ def test_a_stated_traceparent_wins(outbox):
 
 def test_routes_decide_by_the_topic(outbox, settings):
     receiver = {"BACKEND": "tests.contrib.outbox.receiver.Receiver"}
-    outbox(PUBLISHERS={"default": receiver, "mail": receiver}, ROUTES={"mail.*": "mail"})
-    assert [published(topic).publisher for topic in ("mail.sent", "mailbox")] == ["mail", "default"]
+    outbox(
+        PUBLISHERS={"default": receiver, "mail": receiver}, ROUTES={"mail.*": "mail"}
+    )
+    assert [published(topic).publisher for topic in ("mail.sent", "mailbox")] == [
+        "mail",
+        "default",
+    ]
 
 
 def test_options_and_errors_hide_the_secrets_of_a_publisher(outbox):
     broken = {"default": {"OPTIONS": {"url": "amqp://user:hunter2@mq"}}}
-    assert "hunter2" not in repr(Options(publishers={"default": {"BACKEND": "x.Y", **broken["default"]}}))
+    assert "hunter2" not in repr(
+        Options(publishers={"default": {"BACKEND": "x.Y", **broken["default"]}})
+    )
     outbox(PUBLISHERS=broken)
-    with pytest.raises(ImproperlyConfigured, match="must be a dict of dicts with BACKEND") as refused:
+    with pytest.raises(
+        ImproperlyConfigured, match="must be a dict of dicts with BACKEND"
+    ) as refused:
         published()
     assert "hunter2" not in str(refused.value)

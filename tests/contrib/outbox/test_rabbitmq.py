@@ -11,7 +11,12 @@ from django.db import transaction
 from django_idempotency.contrib.outbox.models import OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.contrib.rabbitmq import RabbitMQPublisher
-from django_idempotency.messages.publisher import Confirmed, ConnectionLost, PublisherUnavailable, Refused
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    ConnectionLost,
+    PublisherUnavailable,
+    Refused,
+)
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.private_servers import free_port
 from tests.support.waiting import eventually
@@ -29,7 +34,9 @@ def channel(rabbitmq_url):
 def queue(channel, request):
     """A queue of the test's own, by its name."""
     name = f"outbox-{uuid.uuid4().hex}"
-    channel.queue_declare(name, durable=True, auto_delete=False, arguments=getattr(request, "param", {}))
+    channel.queue_declare(
+        name, durable=True, auto_delete=False, arguments=getattr(request, "param", {})
+    )
     yield name
     channel.queue_delete(name)
 
@@ -42,7 +49,10 @@ def test_a_message_has_the_events_id_key_and_headers(rabbitmq_url, channel, queu
     assert message.properties["message_id"] == str(one.id)
     assert message.properties["delivery_mode"] == 2
     assert message.properties["content_type"] == "application/json"
-    assert message.properties["application_headers"] == {"traceparent": TRACE, "idempotency-outbox-key": "order-7"}
+    assert message.properties["application_headers"] == {
+        "traceparent": TRACE,
+        "idempotency-outbox-key": "order-7",
+    }
 
 
 def test_an_event_that_no_queue_takes_is_refused_among_others(rabbitmq_url, queue):
@@ -53,7 +63,12 @@ def test_an_event_that_no_queue_takes_is_refused_among_others(rabbitmq_url, queu
     assert "NO_ROUTE" in outcomes[1].reason
 
 
-@pytest.mark.parametrize("queue", [{"x-max-length": 1, "x-overflow": "reject-publish"}], indirect=True, ids=["full"])
+@pytest.mark.parametrize(
+    "queue",
+    [{"x-max-length": 1, "x-overflow": "reject-publish"}],
+    indirect=True,
+    ids=["full"],
+)
 def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, queue):
     first, second = event(queue), event(queue)
     outcomes = sent(RabbitMQPublisher(rabbitmq_url), first, second)
@@ -61,10 +76,15 @@ def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, queue):
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_topic_that_amqp_can_not_hold_holds_up_no_other_event(rabbitmq_url, channel, queue, outbox, relay):
+def test_a_topic_that_amqp_can_not_hold_holds_up_no_other_event(
+    rabbitmq_url, channel, queue, outbox, relay
+):
     """It has 255 characters, which the outbox takes, but 510 bytes."""
     backend = "django_idempotency.contrib.rabbitmq.RabbitMQPublisher"
-    outbox(PUBLISHERS={"default": {"BACKEND": backend, "OPTIONS": {"url": rabbitmq_url}}}, MAX_ATTEMPTS=1)
+    outbox(
+        PUBLISHERS={"default": {"BACKEND": backend, "OPTIONS": {"url": rabbitmq_url}}},
+        MAX_ATTEMPTS=1,
+    )
     with transaction.atomic():
         for topic in (queue, "é" * 255, queue):
             publish(topic, {})

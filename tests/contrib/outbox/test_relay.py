@@ -77,11 +77,15 @@ def test_an_outage_is_no_attempt_of_any_event(relay):
 def without_sweeps(monkeypatch):
     """A relay reads what is behind its cursor only if it remembers to. All that it reads is old at once."""
     monkeypatch.setattr("django_idempotency.contrib.outbox.cursor.OVERLAP", 0)
-    monkeypatch.setattr("django_idempotency.contrib.outbox.cursor.SWEEP_EVERY", 1_000_000)
+    monkeypatch.setattr(
+        "django_idempotency.contrib.outbox.cursor.SWEEP_EVERY", 1_000_000
+    )
 
 
 @pytest.mark.parametrize("raised_by", ["connect", "send"])
-def test_order_by_key_survives_an_outage_of_the_broker(without_sweeps, relay, raised_by):
+def test_order_by_key_survives_an_outage_of_the_broker(
+    without_sweeps, relay, raised_by
+):
     one = relay()
     publish_all("1/k", "2/k")
     setattr(receiver(one), raised_by, unavailable)
@@ -98,7 +102,9 @@ def unavailable(*arguments):
     raise PublisherUnavailable("it is down")
 
 
-def test_order_by_key_survives_a_failure_that_could_not_be_noted(without_sweeps, outbox, relay):
+def test_order_by_key_survives_a_failure_that_could_not_be_noted(
+    without_sweeps, outbox, relay
+):
     outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
     one = relay(refusing="bad")
     publish_all("bad/k")
@@ -138,7 +144,9 @@ def test_a_relay_that_runs_waits_an_outage_out(relay):
         (ConnectionLost("it hung up"), "connection lost: it hung up"),
     ],
 )
-def test_an_event_that_makes_its_publisher_raise_is_found_out(outbox, relay, error, reason):
+def test_an_event_that_makes_its_publisher_raise_is_found_out(
+    outbox, relay, error, reason
+):
     outbox(MAX_ATTEMPTS=3)
     publish_all("a", "poison/k", "held/k", "b")
     one = relay()
@@ -148,7 +156,9 @@ def test_an_event_that_makes_its_publisher_raise_is_found_out(outbox, relay, err
             raise error
 
     receiver(one).during = raise_for
-    eventually(lambda: one.step() == 0 and OutboxEvent.objects.filter(status=Status.DEAD))
+    eventually(
+        lambda: one.step() == 0 and OutboxEvent.objects.filter(status=Status.DEAD)
+    )
     assert sorted(receiver(one).topics) == ["a", "b"]
     assert left() == ["poison", "held"]
     dead = OutboxEvent.objects.get(topic="poison")
@@ -161,7 +171,9 @@ def test_an_event_that_made_its_publisher_raise_is_tried_again_alone(outbox, rel
     receiver(one).deadly = lambda event: event.topic == "poison"
     one.step()
     publish_all(*"abc")
-    eventually(lambda: OutboxEvent.objects.filter(attempts=1, available_at__lte=DatabaseNow()))
+    eventually(
+        lambda: OutboxEvent.objects.filter(attempts=1, available_at__lte=DatabaseNow())
+    )
     assert one.step() == 4
     calls = [[event.topic for event in call] for call in receiver(one).calls]
     assert all(call == ["poison"] for call in calls if "poison" in call)
@@ -229,7 +241,9 @@ def test_events_are_sent_outside_a_transaction(relay):
     publish_all("a/k", "b/k")
     one = relay()
     seen = []
-    receiver(one).during = lambda event: seen.append((connection.in_atomic_block, connection.get_autocommit()))
+    receiver(one).during = lambda event: seen.append(
+        (connection.in_atomic_block, connection.get_autocommit())
+    )
     one.run_once()
     assert seen == [(False, True)] * 2
 
@@ -261,7 +275,9 @@ def test_an_idle_relay_keeps_its_lanes_between_two_looks(outbox, relay):
 def test_a_relay_that_lost_its_lanes_counts_no_failure(relay):
     publish_all("bad")
     one = relay()
-    receiver(one).refuses = lambda event: "no" if Lane.objects.update(relay_id=None) else None
+    receiver(one).refuses = lambda event: (
+        "no" if Lane.objects.update(relay_id=None) else None
+    )
     with heard(outbox_failed) as sent:
         one.step()
     assert (OutboxEvent.objects.get().attempts, sent) == (0, [])
@@ -307,7 +323,9 @@ def holding_xmin():
 
 
 @pytest.mark.postgresql
-def test_a_pass_steps_over_nothing_that_was_deleted_before(without_sweeps, outbox, relay):
+def test_a_pass_steps_over_nothing_that_was_deleted_before(
+    without_sweeps, outbox, relay
+):
     """While ``xmin`` is held, what was deleted stays, and its index leads to it. Also where a failed event has come."""
     outbox(BATCH=500, FIRST_DELAY=1_000, LONGEST_DELAY=1_000)
     one, buffers = relay(refusing="bad"), []
@@ -344,7 +362,10 @@ def test_events_that_fail_again_take_only_a_share(outbox, relay):
     publish_all(*(f"good-{number}" for number in range(100)))
     one = relay(refusing="bad")
     one.step()
-    assert (len(receiver(one).events), OutboxEvent.objects.filter(attempts=4).count()) == (100, 25)
+    assert (
+        len(receiver(one).events),
+        OutboxEvent.objects.filter(attempts=4).count(),
+    ) == (100, 25)
     one.run_once()
     assert OutboxEvent.objects.filter(attempts=4).count() == 1_000
 
@@ -357,4 +378,6 @@ def test_a_read_of_the_relay_is_bounded_by_bytes(relay):
     assert one.step() == 17
     one.run_once()
     assert sorted(map(int, receiver(one).topics)) == list(range(40))
-    assert [topic for topic in receiver(one).topics if int(topic) % 2] == [str(number) for number in range(1, 40, 2)]
+    assert [topic for topic in receiver(one).topics if int(topic) % 2] == [
+        str(number) for number in range(1, 40, 2)
+    ]

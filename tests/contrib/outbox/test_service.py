@@ -48,9 +48,13 @@ def receipts(shop, reference):
     return answer.raise_for_status().json()["receipts"]
 
 
-def test_a_charge_has_one_receipt_if_it_committed_however_often_it_is_asked_for(shop, topic):
+def test_a_charge_has_one_receipt_if_it_committed_however_often_it_is_asked_for(
+    shop, topic
+):
     faults = [{"raise": True}, {"status": 500}]
-    if connection.vendor == "postgresql":  # elsewhere, no constraint is checked at COMMIT
+    if (
+        connection.vendor == "postgresql"
+    ):  # elsewhere, no constraint is checked at COMMIT
         faults.append({"fail_commit": True})
     for _ in range(3):
         charge(shop, f"once-{topic}")
@@ -60,19 +64,25 @@ def test_a_charge_has_one_receipt_if_it_committed_however_often_it_is_asked_for(
     for reference in ("once", "later"):
         eventually(lambda one=reference: receipts(shop, f"{one}-{topic}"), within=60)
     assert (shop.ledger(f"once-{topic}"), receipts(shop, f"once-{topic}")) == (1, 1)
-    assert [receipts(shop, f"lost-{number}-{topic}") for number, _fault in enumerate(faults)] == [0] * len(faults)
+    assert [
+        receipts(shop, f"lost-{number}-{topic}") for number, _fault in enumerate(faults)
+    ] == [0] * len(faults)
 
 
 @pytest.mark.webhooks
 def test_a_webhook_of_the_gateway_is_one_effect(server):
     reference = f"r-{uuid.uuid4()}"
-    body = json.dumps({"type": "deposit", "data": {"reference": reference, "amount": 7}})
+    body = json.dumps(
+        {"type": "deposit", "data": {"reference": reference, "amount": 7}}
+    )
     id, now = f"msg_{uuid.uuid4().hex}", datetime.now(UTC)
     signed = {"webhook-id": id, "webhook-timestamp": str(int(now.timestamp()))}
     signed["webhook-signature"] = Webhook(SECRET).sign(id, now, body)
 
     def send(headers):
-        return server.request("POST", "/api/hooks/gateway/", token=None, content=body, headers=headers).status_code
+        return server.request(
+            "POST", "/api/hooks/gateway/", token=None, content=body, headers=headers
+        ).status_code
 
     assert send(signed | {"webhook-signature": "v1,AAAA"}) == 401
     assert [send(signed) for _time in range(3)] == [200] * 3

@@ -12,7 +12,11 @@ import pytest
 from botocore.config import Config
 
 from django_idempotency.contrib.sqs import SQSPublisher
-from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    PublisherUnavailable,
+    Refused,
+)
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.private_servers import free_port
 
@@ -33,7 +37,10 @@ def sqs(sqs_options):
 def received(sqs, url):
     found = []
     while batch := sqs.receive_message(
-        QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], AttributeNames=["All"]
+        QueueUrl=url,
+        MaxNumberOfMessages=10,
+        MessageAttributeNames=["All"],
+        AttributeNames=["All"],
     ).get("Messages"):
         found += batch
         for message in batch:
@@ -42,7 +49,10 @@ def received(sqs, url):
 
 
 def attributes(message):
-    return {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    return {
+        name: value["StringValue"]
+        for name, value in message["MessageAttributes"].items()
+    }
 
 
 def test_a_message_has_the_events_id_and_headers(sqs, sqs_options):
@@ -60,8 +70,13 @@ def test_a_message_has_the_events_id_and_headers(sqs, sqs_options):
 
 
 def test_a_fifo_queue_deduplicates_by_the_id_and_groups_by_the_key(sqs, sqs_options):
-    url = sqs.create_queue(QueueName="charges.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-    one, publisher = event("charge.created", key="order 7"), SQSPublisher(url, **sqs_options)
+    url = sqs.create_queue(QueueName="charges.fifo", Attributes={"FifoQueue": "true"})[
+        "QueueUrl"
+    ]
+    one, publisher = (
+        event("charge.created", key="order 7"),
+        SQSPublisher(url, **sqs_options),
+    )
     for _ in range(2):
         assert sent(publisher, one) == [Confirmed(one)]
     (message,) = received(sqs, url)
@@ -73,10 +88,14 @@ def test_more_than_a_call_takes_go_in_several(sqs, sqs_options):
     sqs.create_queue(QueueName="many")
     url = sqs_options["endpoint_url"] + "/123456789012/{topic}"
     events = [event("many") for _ in range(23)]
-    assert sent(SQSPublisher(url, **sqs_options), *events) == [Confirmed(one) for one in events]
+    assert sent(SQSPublisher(url, **sqs_options), *events) == [
+        Confirmed(one) for one in events
+    ]
 
 
-@pytest.mark.parametrize("payload", [b"\xff\x00", b"\x00"], ids=["no text", "no text of SQS'"])
+@pytest.mark.parametrize(
+    "payload", [b"\xff\x00", b"\x00"], ids=["no text", "no text of SQS'"]
+)
 def test_bytes_go_as_base64(sqs, sqs_options, payload):
     url = sqs.create_queue(QueueName="bytes")["QueueUrl"]
     sent(SQSPublisher(url, **sqs_options), event("a", payload))
@@ -88,18 +107,28 @@ def test_bytes_go_as_base64(sqs, sqs_options, payload):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"headers": {f"name-{number}": "x" for number in range(8)}}, "at most 10 attributes, including headers"),
+        (
+            {"headers": {f"name-{number}": "x" for number in range(8)}},
+            "at most 10 attributes, including headers",
+        ),
         ({"payload": b""}, "no empty messages"),
     ],
 )
-def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirmed(sqs, sqs_options, changed, reason):
+def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirmed(
+    sqs, sqs_options, changed, reason
+):
     url = sqs.create_queue(QueueName="partial")["QueueUrl"]
     good, bad = event("a"), event("a", **changed)
     outcomes = sent(SQSPublisher(url, **sqs_options), good, bad)
-    assert outcomes == [Confirmed(good), Refused(bad, f"SQS accepts {reason}", permanent=True)]
+    assert outcomes == [
+        Confirmed(good),
+        Refused(bad, f"SQS accepts {reason}", permanent=True),
+    ]
 
 
-def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, sqs_options):
+def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(
+    sqs, sqs_options
+):
     """As it does for a header with a name that it does not take."""
     url = sqs.create_queue(QueueName="whole")["QueueUrl"]
     one, bad, other = event("a"), event("a", headers={"no name": "x"}), event("a")
@@ -135,14 +164,23 @@ def test_an_illness_of_the_service_is_no_events_fault(sqs_account, status, code)
     config = Config(retries={"max_attempts": 0})
     try:
         with pytest.raises(PublisherUnavailable, match=code):
-            sent(SQSPublisher(f"{url}/1/q", endpoint_url=url, config=config, **sqs_account), event("a"), event("a"))
+            sent(
+                SQSPublisher(
+                    f"{url}/1/q", endpoint_url=url, config=config, **sqs_account
+                ),
+                event("a"),
+                event("a"),
+            )
     finally:
         server.shutdown()
         server.server_close()
 
 
 def test_a_queue_that_is_not_there_refuses(sqs_options):
-    (outcome,) = sent(SQSPublisher(sqs_options["endpoint_url"] + "/123456789012/none", **sqs_options), event("a"))
+    (outcome,) = sent(
+        SQSPublisher(sqs_options["endpoint_url"] + "/123456789012/none", **sqs_options),
+        event("a"),
+    )
     assert isinstance(outcome, Refused)
     assert "NonExistentQueue" in outcome.reason
 
@@ -150,4 +188,6 @@ def test_a_queue_that_is_not_there_refuses(sqs_options):
 def test_a_service_that_is_down_is_said_to_be(sqs_account):
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(PublisherUnavailable):
-        sent(SQSPublisher(f"{url}/1/queue", endpoint_url=url, **sqs_account), event("a"))
+        sent(
+            SQSPublisher(f"{url}/1/queue", endpoint_url=url, **sqs_account), event("a")
+        )

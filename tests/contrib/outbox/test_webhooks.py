@@ -11,7 +11,11 @@ import pytest
 import standardwebhooks
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.contrib.outbox.publishers.webhooks import SILENT, Endpoint, WebhookPublisher
+from django_idempotency.contrib.outbox.publishers.webhooks import (
+    SILENT,
+    Endpoint,
+    WebhookPublisher,
+)
 from django_idempotency.messages.publisher import Confirmed, NotSent, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.private_servers import free_port
@@ -28,7 +32,9 @@ def webhooks(*endpoint, **options):
 
 def by_topic(urls, **options):
     """A publisher to the URL of each topic."""
-    return webhooks(endpoint=lambda event: Endpoint(urls[event.topic], [SECRET]), **options)
+    return webhooks(
+        endpoint=lambda event: Endpoint(urls[event.topic], [SECRET]), **options
+    )
 
 
 class Site:
@@ -53,7 +59,9 @@ class Site:
                     while not site.go.wait(0.1):
                         self.wfile.write(b".")
                     return
-                self.send_response(int(self.path[1:]) if self.path[1:].isdecimal() else 200)
+                self.send_response(
+                    int(self.path[1:]) if self.path[1:].isdecimal() else 200
+                )
                 self.send_header("Location", "/204")
                 self.end_headers()
 
@@ -77,7 +85,9 @@ def site():
 
 def test_each_secret_of_a_rotation_passes_the_reference_librarys_test(site):
     one = event("charge.created")
-    publisher = webhooks(endpoint=lambda _event: Endpoint(f"{site.url}/204", [SECRET, OTHER]))
+    publisher = webhooks(
+        endpoint=lambda _event: Endpoint(f"{site.url}/204", [SECRET, OTHER])
+    )
     assert sent(publisher, one) == [Confirmed(one)]
     ((_path, headers, body),) = site.requests
     headers = {name.lower(): value for name, value in headers.items()}
@@ -87,7 +97,8 @@ def test_each_secret_of_a_rotation_passes_the_reference_librarys_test(site):
 
 
 @pytest.mark.parametrize(
-    ("status", "permanent"), [(302, False), (400, False), (404, False), (410, True), (429, False), (500, False)]
+    ("status", "permanent"),
+    [(302, False), (400, False), (404, False), (410, True), (429, False), (500, False)],
 )
 def test_anything_but_2xx_is_refused(site, status, permanent):
     one = event("a")
@@ -97,20 +108,31 @@ def test_anything_but_2xx_is_refused(site, status, permanent):
 
 
 def test_a_request_has_a_deadline_as_a_whole_and_leaves_no_thread(site):
-    publisher = by_topic({"drip": f"{site.url}/drip", "quick": f"{site.url}/204"}, timeout=2)
+    publisher = by_topic(
+        {"drip": f"{site.url}/drip", "quick": f"{site.url}/204"}, timeout=2
+    )
     drips, quick = [event("drip") for _ in range(3)], event("quick")
     before = threading.active_count()
     begun = time.monotonic()
     outcomes = sent(publisher, *drips, quick)
     assert time.monotonic() - begun < 15
-    assert outcomes == [*(Refused(one, "the endpoint did not respond") for one in drips), Confirmed(quick)]
+    assert outcomes == [
+        *(Refused(one, "the endpoint did not respond") for one in drips),
+        Confirmed(quick),
+    ]
     site.go.set()
-    eventually(lambda: threading.active_count() <= before + 1)  # one that looks hosts up, if any
+    eventually(
+        lambda: threading.active_count() <= before + 1
+    )  # one that looks hosts up, if any
 
 
 def test_an_endpoint_takes_only_its_share_of_the_requests(site):
     """Otherwise one that hangs would keep all others waiting."""
-    publisher = by_topic({"slow": f"{site.url}/slow", "quick": f"{site.url}/204"}, concurrency=4, timeout=30)
+    publisher = by_topic(
+        {"slow": f"{site.url}/slow", "quick": f"{site.url}/204"},
+        concurrency=4,
+        timeout=30,
+    )
     slow, quick = [event("slow") for _ in range(8)], [event("quick") for _ in range(8)]
     outcomes = sent(publisher, *slow, *quick, timeout=3)
     assert [path for path, *_ in site.requests].count("/slow") == 1
@@ -118,9 +140,13 @@ def test_an_endpoint_takes_only_its_share_of_the_requests(site):
 
 
 def test_an_endpoint_that_gives_no_answer_is_left_alone_for_a_while(site, monkeypatch):
-    monkeypatch.setattr("django_idempotency.contrib.outbox.publishers.webhooks.LEFT_ALONE", 1.5)
+    monkeypatch.setattr(
+        "django_idempotency.contrib.outbox.publishers.webhooks.LEFT_ALONE", 1.5
+    )
     publisher = webhooks(f"{site.url}/slow", SECRET, timeout=0.2, concurrency=1)
-    reasons = [outcome.reason for outcome in sent(publisher, *(event("a") for _ in range(8)))]
+    reasons = [
+        outcome.reason for outcome in sent(publisher, *(event("a") for _ in range(8)))
+    ]
     assert reasons == ["the endpoint did not respond"] * SILENT + [
         f"the endpoint is left alone: it did not respond {SILENT} times"
     ] * (8 - SILENT)
@@ -132,18 +158,33 @@ def test_an_endpoint_that_gives_no_answer_is_left_alone_for_a_while(site, monkey
 
 
 def test_addresses_that_are_not_public_need_to_be_allowed(site):
-    for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "169.254.169.254", "0.0.0.0"):
+    for host in (
+        "127.0.0.1",
+        "localhost",
+        "[::ffff:127.0.0.1]",
+        "169.254.169.254",
+        "0.0.0.0",
+    ):
         url = f"http://{host}:{site.server.server_port}/204"
         (outcome,) = sent(webhooks(url, SECRET, allow_private=False), event("a"))
         assert outcome.reason == "the endpoint's address is not public", host
     assert site.requests == []
 
 
-def test_the_address_that_was_checked_is_the_one_that_is_connected_to(site, monkeypatch):
+def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
+    site, monkeypatch
+):
     """A host may be looked up as a public address first, and then as a private one."""
     real, addresses = socket.getaddrinfo, iter(["127.0.0.9", "127.0.0.1"])
-    monkeypatch.setattr(socket, "getaddrinfo", lambda _host, port, *rest, **named: real(next(addresses), port))
-    (outcome,) = sent(webhooks(f"http://rebinding.test:{site.server.server_port}/204", SECRET), event("a"))
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda _host, port, *rest, **named: real(next(addresses), port),
+    )
+    (outcome,) = sent(
+        webhooks(f"http://rebinding.test:{site.server.server_port}/204", SECRET),
+        event("a"),
+    )
     assert (outcome.reason, site.requests) == ("the endpoint did not respond", [])
     assert next(addresses) == "127.0.0.1"
 
@@ -155,10 +196,15 @@ def test_proxies_of_the_environment_are_not_used(site, monkeypatch):
     assert sent(webhooks(f"{site.url}/204", SECRET), one) == [Confirmed(one)]
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "https:///x", "127.0.0.1/x"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "https:///x", "127.0.0.1/x"]
+)
 def test_an_endpoint_is_of_http(url):
     (outcome,) = sent(webhooks(url, SECRET), event("a"))
-    assert outcome.reason == "A webhook's URL must begin with https:// or http://, and a host."
+    assert (
+        outcome.reason
+        == "A webhook's URL must begin with https:// or http://, and a host."
+    )
 
 
 def test_an_error_of_the_endpoint_callable_is_logged_and_not_shown(caplog):
@@ -173,5 +219,7 @@ def test_an_error_of_the_endpoint_callable_is_logged_and_not_shown(caplog):
 def test_an_invalid_webhook_secret_is_refused_with_a_reason(site):
     (outcome,) = sent(webhooks(f"{site.url}/204", "whsec_***"), event("a"))
     assert "must be whsec_ followed by base64" in outcome.reason
-    with pytest.raises(ImproperlyConfigured, match="either url and secret, or endpoint"):
+    with pytest.raises(
+        ImproperlyConfigured, match="either url and secret, or endpoint"
+    ):
         webhooks()

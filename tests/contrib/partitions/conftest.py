@@ -22,7 +22,10 @@ def table(payer, short_watch):
         if partition.detaching:
             run_sql(detachment(partition.name, begun=True))
     make_plain()
-    for (name,) in run_sql("SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind = 'r'", [f"{TABLE}\\_p%"]):
+    for (name,) in run_sql(
+        "SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind = 'r'",
+        [f"{TABLE}\\_p%"],
+    ):
         run_sql(f"DROP TABLE {name}")
 
 

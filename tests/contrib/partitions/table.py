@@ -47,7 +47,10 @@ def described():
             SELECT conname, contype, convalidated FROM pg_constraint WHERE conrelid = {of_table} ORDER BY conname
         """),
         "indexes": [
-            (name, re.sub(r"::[a-z ]+(\[\])?|[()]", "", predicate or ""))  # the casts are written in several ways
+            (
+                name,
+                re.sub(r"::[a-z ]+(\[\])?|[()]", "", predicate or ""),
+            )  # the casts are written in several ways
             for name, predicate in run_sql(f"""
                 SELECT relname, pg_get_expr(indpred, indrelid) FROM pg_index JOIN pg_class ON oid = indexrelid
                 WHERE indrelid = {of_table} ORDER BY relname
@@ -64,7 +67,13 @@ def described():
 
 def live(**policy):
     claim(policy=Policy(**policy))
-    shift(created_at=-2 * HOUR, locked_at=-2 * HOUR, locked_until=-HOUR, expires_at=-HOUR, purge_at=-HOUR)
+    shift(
+        created_at=-2 * HOUR,
+        locked_at=-2 * HOUR,
+        locked_until=-HOUR,
+        expires_at=-HOUR,
+        purge_at=-HOUR,
+    )
 
 
 @contextmanager

@@ -18,7 +18,10 @@ from tests.contrib.partitions.table import DAYS, HOURS, MIDNIGHT, NOON
 
 def divided(*ends, **flags):
     """Partitions with these bounds, ``None`` for no end."""
-    return [Partition(*bounds, number, f"p{number}", **flags) for number, bounds in enumerate(pairwise(ends))]
+    return [
+        Partition(*bounds, number, f"p{number}", **flags)
+        for number, bounds in enumerate(pairwise(ends))
+    ]
 
 
 def laid_out(*partitions):
@@ -27,7 +30,9 @@ def laid_out(*partitions):
 
 def test_new_partitions_follow_the_latest():
     found = divided(None, MIDNIGHT, MIDNIGHT + DAYS)
-    assert laid_out(*found).missing(2) == [*pairwise(MIDNIGHT + number * DAYS for number in (1, 2, 3))]
+    assert laid_out(*found).missing(2) == [
+        *pairwise(MIDNIGHT + number * DAYS for number in (1, 2, 3))
+    ]
     assert laid_out(*found).missing(0) == []
 
 
@@ -57,7 +62,12 @@ def test_future_partitions_count_only_without_a_gap():
     later = divided(MIDNIGHT + 3 * DAYS, MIDNIGHT + 4 * DAYS)
     assert laid_out(*found, *later).covered_until == MIDNIGHT + DAYS
     assert laid_out(*found, *divided(MIDNIGHT + DAYS, None)).covered_until is None
-    assert laid_out(*divided(None, MIDNIGHT, MIDNIGHT + DAYS, detaching=True)).covered_until == NOON
+    assert (
+        laid_out(
+            *divided(None, MIDNIGHT, MIDNIGHT + DAYS, detaching=True)
+        ).covered_until
+        == NOON
+    )
 
 
 def test_two_whole_future_days_are_enough():

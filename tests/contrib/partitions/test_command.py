@@ -67,7 +67,12 @@ def test_status_needs_no_rights_on_the_partitions(days, told):
     old()
     with role(f"SELECT ON {TABLE}") as name:
         run_sql(f"SET ROLE {name}")
-        assert [part["kept"] for part in told("status")["partitions"]] == ["", "", "not over yet", "not over yet"]
+        assert [part["kept"] for part in told("status")["partitions"]] == [
+            "",
+            "",
+            "not over yet",
+            "not over yet",
+        ]
 
 
 @postgresql
@@ -113,15 +118,30 @@ def test_partitions_on_another_database_are_an_error_that_says_so(payer):
 @plain_table
 @pytest.mark.celery
 def test_the_tasks_do_nothing_on_a_plain_table(table):
-    from django_idempotency.contrib.partitions.tasks import BEAT_SCHEDULE as PARTITIONS_BEAT_SCHEDULE
+    from django_idempotency.contrib.partitions.tasks import (
+        BEAT_SCHEDULE as PARTITIONS_BEAT_SCHEDULE,
+    )
     from testproject.celery import app
 
     app.loader.import_default_modules()
-    by_name = {entry["task"]: app.tasks[entry["task"]] for entry in PARTITIONS_BEAT_SCHEDULE.values()}
+    by_name = {
+        entry["task"]: app.tasks[entry["task"]]
+        for entry in PARTITIONS_BEAT_SCHEDULE.values()
+    }
     for entry in PARTITIONS_BEAT_SCHEDULE.values():
-        assert entry["options"]["expires"] + entry["options"]["time_limit"] <= entry["schedule"]
+        assert (
+            entry["options"]["expires"] + entry["options"]["time_limit"]
+            <= entry["schedule"]
+        )
     for task in by_name.values():
         assert not json.loads(json.dumps(task()))["partitioned"]
     enable()
-    assert json.loads(json.dumps(by_name["django_idempotency.ensure_partitions"]()))["created"]
-    assert json.loads(json.dumps(by_name["django_idempotency.drop_partitions"]()))["dropped"] == []
+    assert json.loads(json.dumps(by_name["django_idempotency.ensure_partitions"]()))[
+        "created"
+    ]
+    assert (
+        json.loads(json.dumps(by_name["django_idempotency.drop_partitions"]()))[
+            "dropped"
+        ]
+        == []
+    )

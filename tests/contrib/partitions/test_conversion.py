@@ -31,7 +31,10 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
     try:
         old("old")
         live = claim("live", policy=Policy(mode="lease"))
-        before, kept = described(), list(IdempotencyRecord.objects.order_by("pk").values())
+        before, kept = (
+            described(),
+            list(IdempotencyRecord.objects.order_by("pk").values()),
+        )
         assert enable()
         assert read_layout().partitioned
         assert list(IdempotencyRecord.objects.order_by("pk").values()) == kept
@@ -39,7 +42,9 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
         assert after["columns"] == before["columns"]
         assert after["rest"] == before["rest"]
         # The primary key is each partition's own, and so are the storage parameters.
-        assert set(before["constraints"]) - set(after["constraints"]) == {(f"{TABLE}_pkey", "p", True)}
+        assert set(before["constraints"]) - set(after["constraints"]) == {
+            (f"{TABLE}_pkey", "p", True)
+        }
         assert set(before["indexes"]) - set(after["indexes"]) == {(f"{TABLE}_pkey", "")}
         assert after["options"] == [(None,)]
         first, second = read_layout().partitions
@@ -48,7 +53,13 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
             sql = "SELECT reloptions FROM pg_class WHERE oid = %s"
             assert run_sql(sql, [partition.oid]) == before["options"]
         assert store_for(Policy()).renew([live]) == {live.token}
-        call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
+        call_command(
+            "makemigrations",
+            "django_idempotency",
+            check=True,
+            dry_run=True,
+            verbosity=0,
+        )
         assert not enable()
     finally:
         run_sql(f"REVOKE SELECT ON {TABLE} FROM PUBLIC")
@@ -65,7 +76,9 @@ def test_enable_follows_its_plan_and_the_switch_reads_no_row(table, other_thread
 
     with connection.execute_wrapper(listen):
         enable()
-    assert [sql for sql in sent if sql in planned] == [sql for sql in planned if sql not in ("BEGIN", "COMMIT")]
+    assert [sql for sql in sent if sql in planned] == [
+        sql for sql in planned if sql not in ("BEGIN", "COMMIT")
+    ]
     # Its indexes are those that were there: none was built anew, which takes long.
     of_first = f"SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = '{TABLE}_p0'::regclass"
     names = [name for (name,) in run_sql(of_first)]
@@ -75,9 +88,21 @@ def test_enable_follows_its_plan_and_the_switch_reads_no_row(table, other_thread
 @pytest.mark.parametrize(
     ("obstacle", "removal", "named"),
     [
-        (f"CREATE VIEW stuck AS SELECT * FROM {TABLE}", "DROP VIEW stuck", "view stuck"),
-        (f"CREATE TABLE step (record uuid REFERENCES {TABLE})", "DROP TABLE step", "step_record_fkey"),
-        (f"CREATE UNIQUE INDEX mine ON {TABLE} (token)", "DROP INDEX mine", "index mine"),
+        (
+            f"CREATE VIEW stuck AS SELECT * FROM {TABLE}",
+            "DROP VIEW stuck",
+            "view stuck",
+        ),
+        (
+            f"CREATE TABLE step (record uuid REFERENCES {TABLE})",
+            "DROP TABLE step",
+            "step_record_fkey",
+        ),
+        (
+            f"CREATE UNIQUE INDEX mine ON {TABLE} (token)",
+            "DROP INDEX mine",
+            "index mine",
+        ),
         (
             f"CREATE TRIGGER mine BEFORE UPDATE ON {TABLE} FOR EACH ROW"
             " EXECUTE FUNCTION suppress_redundant_updates_trigger()",
@@ -90,9 +115,21 @@ def test_enable_follows_its_plan_and_the_switch_reads_no_row(table, other_thread
             f"ALTER TABLE {TABLE} DISABLE ROW LEVEL SECURITY",
             "row level",
         ),
-        ("CREATE PUBLICATION mine FOR ALL TABLES", "DROP PUBLICATION mine", "the publication mine"),
+        (
+            "CREATE PUBLICATION mine FOR ALL TABLES",
+            "DROP PUBLICATION mine",
+            "the publication mine",
+        ),
     ],
-    ids=["view", "foreign key", "unique index", "trigger", "left behind", "row level security", "publication"],
+    ids=[
+        "view",
+        "foreign key",
+        "unique index",
+        "trigger",
+        "left behind",
+        "row level security",
+        "publication",
+    ],
 )
 def test_an_obstacle_to_a_conversion_stops_it_however_late_it_comes_and_is_named(
     table, other_thread, obstacle, removal, named
@@ -141,7 +178,11 @@ def test_requests_continue_during_a_conversion(table):
             key = f"{number}-{count}"
             first = entry_point(paying)(key)
             again = entry_point(paying)(key)
-            assert (first.status_code, again.content, is_replay(again)) == (201, first.content, True)
+            assert (first.status_code, again.content, is_replay(again)) == (
+                201,
+                first.content,
+                True,
+            )
             count += 1
         return count
 

@@ -40,7 +40,15 @@ from tests.contrib.partitions.table import (
     rows,
     run_sql,
 )
-from tests.support.callers import claim, entry_point, is_replay, operation, paying, record, shift
+from tests.support.callers import (
+    claim,
+    entry_point,
+    is_replay,
+    operation,
+    paying,
+    record,
+    shift,
+)
 from tests.support.checks import PARTITIONS, found
 from tests.support.maintained import RecordFactory
 from tests.support.statements import buffers, explaining
@@ -60,7 +68,11 @@ def test_drop_drops_what_is_over_and_keeps_what_holds_something(days):
     ((name, reason),) = dropped.kept.items()
     assert name == YESTERDAY
     assert reason.startswith("the last due at ")
-    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {"late", "done-too", "today"}
+    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {
+        "late",
+        "done-too",
+        "today",
+    }
     shift("late", expires_at=-1, purge_at=-1)
     assert drop().dropped == (YESTERDAY,)
     assert drop() == Dropped()
@@ -82,7 +94,11 @@ def test_status_tells_why_a_partition_stays(days):
     oldest, yesterday, today, tomorrow = status().partitions
     assert (oldest.kept, oldest.lower) == ("", None)
     assert yesterday.kept.startswith("the last due at ")
-    assert (today.kept, tomorrow.kept, tomorrow.upper) == ("not over yet", "not over yet", None)
+    assert (today.kept, tomorrow.kept, tomorrow.upper) == (
+        "not over yet",
+        "not over yet",
+        None,
+    )
 
 
 LOCK_PARTITION = "LOCK TABLE public"
@@ -127,8 +143,12 @@ def test_a_row_that_somebody_has_locked_keeps_its_partition(days, other_thread):
     assert store.complete(claimed, StoredResponse(201))
 
 
-@pytest.mark.parametrize(("due_for", "behind"), [(23 * HOURS, 0), (26 * HOURS, 2 * 3600)])
-def test_a_record_that_waits_for_its_partition_is_not_late_for_a_day(days, due_for, behind):
+@pytest.mark.parametrize(
+    ("due_for", "behind"), [(23 * HOURS, 0), (26 * HOURS, 2 * 3600)]
+)
+def test_a_record_that_waits_for_its_partition_is_not_late_for_a_day(
+    days, due_for, behind
+):
     """Nothing else deletes it where ``drop`` is all that runs."""
     RecordFactory(created_at=read_layout().now)
     due_at = read_layout().now - due_for
@@ -139,7 +159,10 @@ def test_a_record_that_waits_for_its_partition_is_not_late_for_a_day(days, due_f
 
 def test_an_early_claim_finds_the_partition_closed(days):
     """As late as that a statement must hang for as long as keys are kept; but then it must not be lost."""
-    with pytest.raises(StoreConflict), just_before("ALTER TABLE .* DETACH .*_p1", insert_late):
+    with (
+        pytest.raises(StoreConflict),
+        just_before("ALTER TABLE .* DETACH .*_p1", insert_late),
+    ):
         drop()
     assert drop().dropped == (YESTERDAY,)
 
@@ -177,7 +200,11 @@ def test_a_detach_that_was_cancelled_while_it_waited_is_finished(days, other_thr
 
 def half_detach(partition, other_thread, other):
     """As somebody leaves it who gives up while he waits."""
-    with long_transaction(other_thread), in_300_ms(other), pytest.raises(OperationalError):
+    with (
+        long_transaction(other_thread),
+        in_300_ms(other),
+        pytest.raises(OperationalError),
+    ):
         other(run_sql, f"ALTER TABLE {TABLE} DETACH PARTITION {partition} CONCURRENTLY")
 
 
@@ -185,7 +212,10 @@ def test_a_half_detached_partition_stays(days, other_thread, observer):
     old()
     half_detach(YESTERDAY, other_thread, observer)
     (message,) = found(label=PARTITIONS)
-    assert (message.id, "FINALIZE" in message.msg) == ("django_idempotency_partitions.W002", True)
+    assert (message.id, "FINALIZE" in message.msg) == (
+        "django_idempotency_partitions.W002",
+        True,
+    )
     kept = drop().kept
     assert kept.keys() == {OLDEST, YESTERDAY}
     assert f"DETACH PARTITION {YESTERDAY} FINALIZE" in kept[YESTERDAY]
@@ -196,12 +226,18 @@ def test_a_half_detached_partition_stays(days, other_thread, observer):
     assert rows(YESTERDAY) == 1
 
 
-def test_ensure_fails_if_a_half_detached_partition_leaves_too_little(table, other_thread, observer, capsys):
+def test_ensure_fails_if_a_half_detached_partition_leaves_too_little(
+    table, other_thread, observer, capsys
+):
     enable()
     ensure()
     call_command("idempotency_partitions", "ensure")
     layout = read_layout()
-    (tomorrow,) = (partition.name for partition in layout.partitions if partition.covers(layout.now + DAYS))
+    (tomorrow,) = (
+        partition.name
+        for partition in layout.partitions
+        if partition.covers(layout.now + DAYS)
+    )
     half_detach(tomorrow, other_thread, observer)
     with pytest.raises(SystemExit):
         call_command("idempotency_partitions", "ensure")
@@ -225,7 +261,9 @@ def test_nobody_waits_for_a_drop_that_waits_for_a_long_transaction(days, other_t
 
 
 @pytest.mark.parametrize("step", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
-def test_a_partition_that_another_session_drops_meanwhile_counts_as_gone(days, other_thread, step):
+def test_a_partition_that_another_session_drops_meanwhile_counts_as_gone(
+    days, other_thread, step
+):
     old()
     with just_before(f"{step} .*{TABLE}_p1", lambda: other_thread(drop)):
         dropped = drop()
@@ -259,7 +297,9 @@ def buffers_of(work, words):
 
 def test_records_that_keep_a_partition_are_found_by_the_partial_indexes(days):
     fill(2 * HOUR, 20_000)
-    assert [standing.kept.partition(",")[0] for standing in status().partitions[:2]] == ["", "1 on hold"]
+    assert [
+        standing.kept.partition(",")[0] for standing in status().partitions[:2]
+    ] == ["", "1 on hold"]
     looks = buffers_of(status, "max(purge_at)")
     assert len(looks) == 4
     assert max(looks) < 20
@@ -277,7 +317,10 @@ def ways(plan):
     """How a plan reads the partitions with rows: pairs of the partition and the index, or else the kind of scan."""
     parts = plan.get("Plans", [])
     found = {way for part in parts for way in ways(part)}
-    if plan.get("Relation Name") in (f"{TABLE}_p1", f"{TABLE}_p2") and plan["Node Type"] != "ModifyTable":
+    if (
+        plan.get("Relation Name") in (f"{TABLE}_p1", f"{TABLE}_p2")
+        and plan["Node Type"] != "ModifyTable"
+    ):
         by = parts[0] if plan["Node Type"] == "Bitmap Heap Scan" else plan
         found.add((plan["Relation Name"], by.get("Index Name", by["Node Type"])))
     return found

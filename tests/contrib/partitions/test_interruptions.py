@@ -35,7 +35,9 @@ def assert_keys_are_as_before(other_thread, paid=2):
     assert other_thread(entry_point(paying, mode="lease"), "live").status_code == 409
     assert other_thread(entry_point(paying), "new").status_code == 201
     assert is_replay(other_thread(entry_point(paying), "new"))
-    assert IdempotencyRecord.objects.filter(key__in=["done", "live", "new"]).count() == 3
+    assert (
+        IdempotencyRecord.objects.filter(key__in=["done", "live", "new"]).count() == 3
+    )
     assert effects() == paid
 
 
@@ -46,9 +48,7 @@ def kill(*arguments, before):
 
 def run_again(*arguments):
     """Once the server has noticed that the other one is dead."""
-    at_work = (
-        f"{ACTIVITY} AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory') AND pid <> pg_backend_pid()"
-    )
+    at_work = f"{ACTIVITY} AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory') AND pid <> pg_backend_pid()"
     eventually(lambda: not run_sql(at_work))
     call_command(COMMAND, *arguments, verbosity=0)
 
@@ -65,7 +65,9 @@ def warnings():
         ("LOCK TABLE ONLY", False, True),
     ],
 )
-def test_an_enable_that_is_killed_can_be_begun_again(table, other_thread, step, halfway, partitioned):
+def test_an_enable_that_is_killed_can_be_begun_again(
+    table, other_thread, step, halfway, partitioned
+):
     make_keys()
     kill("enable", "--yes", before=step)
     assert_keys_are_as_before(other_thread)
@@ -73,7 +75,11 @@ def test_an_enable_that_is_killed_can_be_begun_again(table, other_thread, step, 
     assert ("django_idempotency_partitions.W002" in warnings()) is halfway
     run_again("enable", "--yes")
     assert_keys_are_as_before(other_thread)
-    assert (read_layout().halfway, read_layout().partitioned, warnings()) == (False, True, set())
+    assert (read_layout().halfway, read_layout().partitioned, warnings()) == (
+        False,
+        True,
+        set(),
+    )
 
 
 def test_an_ensure_that_is_killed_can_be_begun_again(table, other_thread):
@@ -96,14 +102,18 @@ def test_an_ensure_that_is_killed_can_be_begun_again(table, other_thread):
         ("DROP TABLE .*_p1", [], (YESTERDAY,)),
     ],
 )
-def test_a_drop_that_is_killed_goes_on(days, other_thread, capsys, step, retired, left_behind):
+def test_a_drop_that_is_killed_goes_on(
+    days, other_thread, capsys, step, retired, left_behind
+):
     old("old")
     make_keys()
     kill("drop", before=step)
     if not any(retired) and not left_behind:
         assert rows(YESTERDAY) == 1
     found = status()
-    assert [standing.retired for standing in found.partitions if standing.name == YESTERDAY] == retired
+    assert [
+        standing.retired for standing in found.partitions if standing.name == YESTERDAY
+    ] == retired
     assert found.left_behind == left_behind
     call_command(COMMAND, "status")
     assert capsys.readouterr().out.count("run drop") == len(left_behind) + sum(retired)

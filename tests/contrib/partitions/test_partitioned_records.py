@@ -11,7 +11,15 @@ from django_idempotency.models import Status
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, StoredResponse
 from django_idempotency.values.policy import Policy
-from tests.contrib.partitions.table import DAY, HOUR, YESTERDAY, live, old, rows, run_sql
+from tests.contrib.partitions.table import (
+    DAY,
+    HOUR,
+    YESTERDAY,
+    live,
+    old,
+    rows,
+    run_sql,
+)
 from tests.support.callers import claim, record, shift
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
@@ -20,7 +28,9 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
 def test_a_row_at_the_same_ctid_elsewhere_is_not_deleted(days):
     old("kept", age=2 * DAY, purge_at=HOUR)
     old("gone", age=DAY)
-    assert run_sql(f"SELECT count(DISTINCT ctid), count(DISTINCT tableoid) FROM {TABLE}") == [(1, 2)]
+    assert run_sql(
+        f"SELECT count(DISTINCT ctid), count(DISTINCT tableoid) FROM {TABLE}"
+    ) == [(1, 2)]
     assert maintenance.cleanup().rows == 1
     assert record("kept") is not None
 

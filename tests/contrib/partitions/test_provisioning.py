@@ -39,7 +39,8 @@ def test_ensure_makes_what_is_missing_and_then_nothing(table):
     again = ensure(ahead=3)
     assert (again.created, again.covered_until) == ((), made.covered_until)
     options = run_sql(
-        "SELECT DISTINCT reloptions FROM pg_class WHERE oid = ANY(%s)", [[p.oid for p in read_layout().partitions]]
+        "SELECT DISTINCT reloptions FROM pg_class WHERE oid = ANY(%s)",
+        [[p.oid for p in read_layout().partitions]],
     )
     assert len(options) == 1
 
@@ -60,7 +61,11 @@ def test_ensure_makes_the_missing_partition_for_now(table):
 def test_ensure_twice_at_once_makes_each_partition_once(table):
     enable()
     made = in_threads(4, lambda _: ensure(ahead=9))
-    assert len([name for one in made for name in one.created]) == len({n for one in made for n in one.created}) == 7
+    assert (
+        len([name for one in made for name in one.created])
+        == len({n for one in made for n in one.created})
+        == 7
+    )
 
 
 def test_ensure_holds_up_nobody_and_waits_for_nobody(table, other_thread):
@@ -77,9 +82,14 @@ def test_ensure_holds_up_nobody_and_waits_for_nobody(table, other_thread):
 
 def test_infinity_is_no_end(table):
     divide(MIDNIGHT, MIDNIGHT + DAYS)
-    for name, bounds in [(OLDEST, "'-infinity') TO ('2026-01-01'"), (TODAY, "'2026-04-01') TO ('infinity'")]:
+    for name, bounds in [
+        (OLDEST, "'-infinity') TO ('2026-01-01'"),
+        (TODAY, "'2026-04-01') TO ('infinity'"),
+    ]:
         run_sql(f"DROP TABLE {name}")
-        run_sql(f"CREATE TABLE {name} PARTITION OF {TABLE} (PRIMARY KEY (id)) FOR VALUES FROM ({bounds})")
+        run_sql(
+            f"CREATE TABLE {name} PARTITION OF {TABLE} (PRIMARY KEY (id)) FOR VALUES FROM ({bounds})"
+        )
     first, *_, last = read_layout().partitions
     assert (first.lower, last.upper) == (None, None)
     assert found(label=PARTITIONS) == []
@@ -102,9 +112,14 @@ def test_the_check_warns_of_too_few_partitions(table):
     enable()
     ensure()
     assert found(label=PARTITIONS) == []
-    run_sql(f"DROP TABLE {', '.join(partition.name for partition in read_layout().partitions[1:])}")
+    run_sql(
+        f"DROP TABLE {', '.join(partition.name for partition in read_layout().partitions[1:])}"
+    )
     (message,) = found(label=PARTITIONS)
-    assert (message.id, "ensure" in message.hint) == ("django_idempotency_partitions.W001", True)
+    assert (message.id, "ensure" in message.hint) == (
+        "django_idempotency_partitions.W001",
+        True,
+    )
 
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
@@ -112,7 +127,10 @@ def test_without_a_partition_requests_get_503_and_a_hint(table, caplog, mode):
     divide(read_layout().now - HOURS)
     run_sql(f"DROP TABLE {YESTERDAY}")
     answer = entry_point(paying, mode=mode)()
-    assert (answer.status_code, answer.headers["Retry-After"] in ("1", "2")) == (503, True)
+    assert (answer.status_code, answer.headers["Retry-After"] in ("1", "2")) == (
+        503,
+        True,
+    )
     assert effects() == 0
     assert "idempotency_partitions ensure" in caplog.text
     with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"):

@@ -17,7 +17,11 @@ PRIVATE = "private"
 
 @pytest.fixture
 def server():
-    parameters = {"autovacuum_naptime": "1s", "deadlock_timeout": "200ms", "fsync": "off"}
+    parameters = {
+        "autovacuum_naptime": "1s",
+        "deadlock_timeout": "200ms",
+        "fsync": "off",
+    }
     with room() as directory, running_cluster(directory, **parameters) as cluster:
         yield cluster
 
@@ -48,7 +52,9 @@ def make_records(count):
     """)
 
 
-RUNNING = f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'autovacuum: VACUUM%{TABLE}%'"
+RUNNING = (
+    f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'autovacuum: VACUUM%{TABLE}%'"
+)
 
 
 @pytest.fixture
@@ -58,7 +64,9 @@ def slow_autovacuum(private):
     soon = {"autovacuum_vacuum_threshold": "1", "autovacuum_vacuum_scale_factor": "0"}
     settings = slow | soon
     make_records(50_000)
-    sql(f"ALTER TABLE {TABLE} SET ({', '.join(f'{name} = {value}' for name, value in settings.items())})")
+    sql(
+        f"ALTER TABLE {TABLE} SET ({', '.join(f'{name} = {value}' for name, value in settings.items())})"
+    )
     sql(f"DELETE FROM {TABLE} WHERE key::int % 2 = 0")
     ((pid,),) = eventually(lambda: sql(RUNNING))
     return pid

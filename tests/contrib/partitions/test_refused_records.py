@@ -20,10 +20,16 @@ pytestmark = [pytest.mark.usefixtures("transactional_db"), pytest.mark.postgresq
     [
         ("refused", IntegrityError, "refused"),
         (UNTIL, StoreUnavailable, "idempotency_partitions ensure"),
-        (RETIRED, StoreUnavailable, "again and again"),  # another partition may take it, the next time
+        (
+            RETIRED,
+            StoreUnavailable,
+            "again and again",
+        ),  # another partition may take it, the next time
     ],
 )
-def test_a_refused_record_is_tried_again_only_where_that_helps(constraint, error, message, monkeypatch):
+def test_a_refused_record_is_tried_again_only_where_that_helps(
+    constraint, error, message, monkeypatch
+):
     """And never on another connection."""
     monkeypatch.setattr(engine.waiting, "PATIENCE", 0.2)
     run_sql(f"ALTER TABLE {TABLE} ADD CONSTRAINT {constraint} CHECK (key <> 'refused')")
@@ -43,10 +49,17 @@ def test_a_refused_record_is_tried_again_only_where_that_helps(constraint, error
     ],
 )
 def test_a_missing_partition_is_logged_without_the_row(refused, caplog):
-    with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"), store_errors():
+    with (
+        pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"),
+        store_errors(),
+    ):
         run_sql(refused)
     (said,) = caplog.records
-    assert (said.event, said.levelname, said.record_id) == ("no_partition", "CRITICAL", None)
+    assert (said.event, said.levelname, said.record_id) == (
+        "no_partition",
+        "CRITICAL",
+        None,
+    )
     assert "23514" in said.getMessage()
     assert "the-raw-key" not in caplog.text
 

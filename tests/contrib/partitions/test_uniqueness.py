@@ -26,7 +26,14 @@ from tests.contrib.partitions.table import (
     rows,
     run_sql,
 )
-from tests.support.callers import Gate, effects, entry_point, is_replay, operation, paying
+from tests.support.callers import (
+    Gate,
+    effects,
+    entry_point,
+    is_replay,
+    operation,
+    paying,
+)
 from tests.support.partitioned import divide
 from tests.support.threads import in_threads, just_after
 from tests.support.waiting import eventually
@@ -53,9 +60,14 @@ def test_an_expired_key_that_is_used_again_moves_to_todays_partition(days, mode)
 def test_of_many_who_use_an_expired_key_again_at_once_one_runs(days):
     for number in range(20):
         old(f"k{number}")
-        answers = in_threads(4, lambda _, number=number: entry_point(paying)(f"k{number}"))
+        answers = in_threads(
+            4, lambda _, number=number: entry_point(paying)(f"k{number}")
+        )
         assert sorted({answer.status_code for answer in answers} - {409}) == [201]
-        assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+        assert (
+            len({answer.content for answer in answers if answer.status_code == 201})
+            == 1
+        )
     assert effects() == 40
 
 
@@ -76,7 +88,9 @@ def divide_before_midnight(count=1):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_key_claimed_across_midnight_is_claimed_once(table, other_thread, observer, level):
+def test_a_key_claimed_across_midnight_is_claimed_once(
+    table, other_thread, observer, level
+):
     """Before midnight, not committed yet; and again after it, where another partition is in charge.
 
     The second is at whatever level. It has begun before the first commits, so its statement does not see that record.
@@ -87,21 +101,36 @@ def test_a_key_claimed_across_midnight_is_claimed_once(table, other_thread, obse
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             first = store_for(policy).claim(operation(), uuid4())
-            eventually(lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0])
-            second = pool.submit(other_thread, store_for(policy).claim, operation(), uuid4())
+            eventually(
+                lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0]
+            )
+            second = pool.submit(
+                other_thread, store_for(policy).claim, operation(), uuid4()
+            )
             eventually(lambda: second.done() or observer(run_sql, waiting))
         assert isinstance(first, Claimed)
         assert second.result(30).record.token == first.token
     assert (rows(OLDEST), rows(YESTERDAY)) == (1, 0)
 
 
-@pytest.mark.parametrize("policy", [{"mode": "atomic"}, {"mode": "lease"}, {"mode": Atomic(claim="lock")}], ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [{"mode": "atomic"}, {"mode": "lease"}, {"mode": Atomic(claim="lock")}],
+    ids=str,
+)
 @pytest.mark.parametrize("level", LEVELS)
-def test_keys_are_claimed_and_replayed_at_every_isolation_level(days, other_thread, level, policy):
+def test_keys_are_claimed_and_replayed_at_every_isolation_level(
+    days, other_thread, level, policy
+):
     other_thread(run_sql, f"SET default_transaction_isolation = '{level}'")
     first = other_thread(entry_point(paying, **policy))
     again = other_thread(entry_point(paying, **policy))
-    assert (first.status_code, again.content, is_replay(again), effects()) == (201, first.content, True, 1)
+    assert (first.status_code, again.content, is_replay(again), effects()) == (
+        201,
+        first.content,
+        True,
+        1,
+    )
     assert other_thread(run_sql, "SHOW transaction_isolation") == [(level,)]
 
 
@@ -112,9 +141,17 @@ def test_above_read_committed_the_policys_database_is_used(days, other_alias):
     assert isinstance(store_for(policy).claim(operation(), uuid4()), Claimed)
 
 
-def test_at_repeatable_read_no_unique_index_finds_a_duplicate_so_the_claim_is_a_record(days, other_thread):
+def test_at_repeatable_read_no_unique_index_finds_a_duplicate_so_the_claim_is_a_record(
+    days, other_thread
+):
     other_thread(run_sql, "SET default_transaction_isolation = 'repeatable read'")
-    claimed = other_thread(lambda: store_for(Policy(mode=Atomic(claim="lock"))).claim(operation(), uuid4()).by_lock)
+    claimed = other_thread(
+        lambda: (
+            store_for(Policy(mode=Atomic(claim="lock")))
+            .claim(operation(), uuid4())
+            .by_lock
+        )
+    )
     assert (claimed, IdempotencyRecord.objects.count()) == (False, 1)
 
 
@@ -137,8 +174,12 @@ def test_callers_who_come_at_midnight_run_each_key_once(table, kinds):
     def pay(number):
         count = 0
         while not done.is_set():
-            answer = entry_point(paying, mode=Atomic(claim=kinds[number % 2]))(f"k{count}")
-            count += answer.status_code == 201  # everybody has had an answer to it, or will get the same one
+            answer = entry_point(paying, mode=Atomic(claim=kinds[number % 2]))(
+                f"k{count}"
+            )
+            count += (
+                answer.status_code == 201
+            )  # everybody has had an answer to it, or will get the same one
             if read_layout().now > last_midnight:
                 done.set()
         return count
@@ -156,8 +197,12 @@ WHERE NOT granted AND locktype = 'relation'
 """
 
 
-@pytest.mark.parametrize("kinds", [("lock", "lock"), ("lock", "record"), ("record", "lock")])
-def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, other_thread, kinds):
+@pytest.mark.parametrize(
+    "kinds", [("lock", "lock"), ("lock", "record"), ("record", "lock")]
+)
+def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(
+    table, other_thread, kinds
+):
     """It has begun with the table that is a partition now."""
     first_kind, second_kind = kinds
     gate = Gate()
@@ -165,7 +210,9 @@ def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, ot
 
     def first():
         try:
-            for number in range(8):  # from the sixth call on the function's plans are kept
+            for number in range(
+                8
+            ):  # from the sixth call on the function's plans are kept
                 entry_point(paying, mode=Atomic(claim=first_kind))(f"other-{number}")
             planned.set()
             assert claim.wait(30)
@@ -184,7 +231,9 @@ def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, ot
             with just_after(r"LOCK TABLE .*ACCESS EXCLUSIVE", claim_while_it_is_locked):
                 enable()
             assert gate.entered.wait(30)
-            assert entry_point(paying, mode=Atomic(claim=second_kind))().status_code == 409
+            assert (
+                entry_point(paying, mode=Atomic(claim=second_kind))().status_code == 409
+            )
         finally:
             claim.set()
             gate.let_go.set()

@@ -17,7 +17,11 @@ from tests.support.callers import operation
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("table")]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.plain_table,
+    pytest.mark.usefixtures("table"),
+]
 
 PATIENCE = 0.1
 LEASED = Policy(mode=Lease())
@@ -32,7 +36,9 @@ def divide():
 
 @pytest.mark.parametrize("earlier", [0, 2], ids=["new-connection", "used-connection"])
 @pytest.mark.parametrize(("key", "outcome"), [("known", InFlight), ("new", Claimed)])
-def test_a_claim_that_waited_for_a_conversion_goes_on(other_thread, monkeypatch, earlier, key, outcome):
+def test_a_claim_that_waited_for_a_conversion_goes_on(
+    other_thread, monkeypatch, earlier, key, outcome
+):
     monkeypatch.setattr(engine.waiting, "PATIENCE", PATIENCE)
     assert isinstance(engine.claim(operation("known"), LEASED), Claimed)
     ready, converts = [], []

@@ -53,10 +53,16 @@ class Queue:
             )  # fmt: skip
 
     def declare(self, suffix, **arguments):
-        kombu.Queue(f"{self.name}{suffix}", queue_arguments=arguments)(self.channel).declare()
+        kombu.Queue(f"{self.name}{suffix}", queue_arguments=arguments)(
+            self.channel
+        ).declare()
 
     def count(self, suffix=""):
-        return kombu.Queue(f"{self.name}{suffix}")(self.channel).queue_declare().message_count
+        return (
+            kombu.Queue(f"{self.name}{suffix}")(self.channel)
+            .queue_declare()
+            .message_count
+        )
 
     def dead(self):
         kombu.Queue(f"{self.name}.dead")(self.channel).declare()
@@ -96,16 +102,27 @@ class TestCrashes(CrashContract):
 
 
 def rabbitmq(queue, handler, *, backoff=None, max_attempts=10, **options):
-    consumer = Consumer("tests", handler, backoff=backoff or Backoff(first=0.1), max_attempts=max_attempts)
+    consumer = Consumer(
+        "tests",
+        handler,
+        backoff=backoff or Backoff(first=0.1),
+        max_attempts=max_attempts,
+    )
     return RabbitMQ(consumer, queue.url, queue.name, **options)
 
 
 @pytest.mark.parametrize(
     "sent",
-    [{"compression": "gzip"}, {"headers": {"compression": "none"}}, {"headers": {"compression": "gzip"}}],
+    [
+        {"compression": "gzip"},
+        {"headers": {"compression": "none"}},
+        {"headers": {"compression": "gzip"}},
+    ],
     ids=["compressed", "says none", "says gzip"],
 )
-def test_a_message_that_is_compressed_or_only_says_so_is_redelivered_as_it_was(queue, sent):
+def test_a_message_that_is_compressed_or_only_says_so_is_redelivered_as_it_was(
+    queue, sent
+):
     """The header is kombu's own, but other publishers may give the name another meaning."""
     bodies = []
 
@@ -120,7 +137,9 @@ def test_a_message_that_is_compressed_or_only_says_so_is_redelivered_as_it_was(q
         queue.publish("m", body=b'{"amount": 5}', **sent)
         eventually(lambda: runner.counts["Refused"])
     assert bodies == [b'{"amount": 5}'] * 2
-    if "compression" in sent:  # of what only says so, kombu could not read the dead letter
+    if (
+        "compression" in sent
+    ):  # of what only says so, kombu could not read the dead letter
         assert queue.dead().body == b'{"amount": 5}'
 
 
@@ -128,7 +147,9 @@ def test_a_dead_letter_keeps_its_properties(queue):
     with running(rabbitmq(queue, refuse)):
         queue.publish("m", correlation_id="c", priority=3)
         dead = eventually(queue.dead)
-    assert [dead.properties[name] for name in ("message_id", "correlation_id", "priority")] == ["m", "c", 3]
+    assert [
+        dead.properties[name] for name in ("message_id", "correlation_id", "priority")
+    ] == ["m", "c", 3]
 
 
 @pytest.mark.timeout(60)
@@ -140,14 +161,17 @@ def test_a_dead_letter_keeps_its_properties(queue):
         (".later.1", {"x-message-ttl": 1000}, "x-expires"),
     ],
 )
-def test_a_queue_with_other_arguments_ends_the_runner(queue, suffix, arguments, differs):
+def test_a_queue_with_other_arguments_ends_the_runner(
+    queue, suffix, arguments, differs
+):
     def crash(message, context):
         raise LookupError("?")
 
     queue.declare(suffix, **arguments)
     queue.publish("m")
     with pytest.raises(
-        ImproperlyConfigured, match=rf"{queue.name}{suffix}' can't be declared.*inequivalent arg '{differs}'"
+        ImproperlyConfigured,
+        match=rf"{queue.name}{suffix}' can't be declared.*inequivalent arg '{differs}'",
     ):
         rabbitmq(queue, crash).run()
     eventually(lambda: queue.count() == 1)
@@ -156,7 +180,9 @@ def test_a_queue_with_other_arguments_ends_the_runner(queue, suffix, arguments, 
 @pytest.mark.timeout(60)
 def test_a_queue_that_may_not_be_declared_ends_the_runner(queue):
     runner = rabbitmq(queue, pay, dead_letters="amq.reserved")
-    with pytest.raises(ImproperlyConfigured, match=r"'amq.reserved' can't be declared.* ACCESS_REFUSED"):
+    with pytest.raises(
+        ImproperlyConfigured, match=r"'amq.reserved' can't be declared.* ACCESS_REFUSED"
+    ):
         runner.run()
 
 
@@ -183,7 +209,9 @@ def test_a_short_delay_does_not_wait_behind_a_longer_one(queue):
 
 def test_a_message_handled_while_the_broker_is_down_takes_effect_once(queue):
     address = urlsplit(queue.url)
-    with running_proxy({"HOST": address.hostname, "PORT": address.port or 5672}) as proxy:
+    with running_proxy(
+        {"HOST": address.hostname, "PORT": address.port or 5672}
+    ) as proxy:
         login = address.netloc.rpartition("@")[0]
         gate = Gate(pay)
         runner = rabbitmq(queue, gate)
@@ -255,7 +283,9 @@ def test_a_memory_alarm_of_the_broker_stops_no_runner(private_queue):
 
 @pytest.mark.timeout(60)
 def test_a_runner_stops_while_the_broker_is_unavailable():
-    runner = rabbitmq(SimpleNamespace(url="amqp://guest:guest@127.0.0.1:9//", name="none"), pay)
+    runner = rabbitmq(
+        SimpleNamespace(url="amqp://guest:guest@127.0.0.1:9//", name="none"), pay
+    )
     thread = threading.Thread(target=runner.run)
     thread.start()
     threading.Event().wait(1)
@@ -290,7 +320,9 @@ def test_a_message_received_before_a_reconnection_is_redelivered(queue):
 
 
 def test_the_rabbitmq_consumer_command_stops_on_sigterm(start_consumer):
-    process = start_consumer("tests.contrib.consumed.rabbitmq", TEST_QUEUE=f"idempotency-test-{uuid4().hex}")
+    process = start_consumer(
+        "tests.contrib.consumed.rabbitmq", TEST_QUEUE=f"idempotency-test-{uuid4().hex}"
+    )
     assert b"Consuming with" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0

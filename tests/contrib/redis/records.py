@@ -18,8 +18,14 @@ LEASE = Policy(mode=Lease(seconds=300), store="redis")
 
 def use(settings, url=None, **options):
     """Keep records in the Redis at ``url``, under a prefix of their own."""
-    options = {"prefix": f"test-{uuid4().hex}:", **({"url": url} if url else {}), **options}
-    settings.IDEMPOTENCY = {"STORES": {"redis": {"BACKEND": BACKEND, "OPTIONS": options}}}
+    options = {
+        "prefix": f"test-{uuid4().hex}:",
+        **({"url": url} if url else {}),
+        **options,
+    }
+    settings.IDEMPOTENCY = {
+        "STORES": {"redis": {"BACKEND": BACKEND, "OPTIONS": options}}
+    }
 
 
 def operation() -> Operation:

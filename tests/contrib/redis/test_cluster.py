@@ -33,7 +33,11 @@ def cluster(tmp_path):
 
 
 def use_cluster(settings, cluster, **options):
-    use(settings, cluster.url, **{"cluster": True, "timeout": 1.0, "prefix": "idempotency:", **options})
+    use(
+        settings,
+        cluster.url,
+        **{"cluster": True, "timeout": 1.0, "prefix": "idempotency:", **options},
+    )
 
 
 class TestOnACluster(StoreContract):
@@ -59,7 +63,9 @@ def master_of(cluster, one):
 
 def fail_over(cluster, master, replica):
     master.kill()
-    eventually(lambda: replica.client.info("replication")["role"] == "master", within=60)
+    eventually(
+        lambda: replica.client.info("replication")["role"] == "master", within=60
+    )
     eventually(cluster.is_whole, within=60)
 
 
@@ -110,7 +116,11 @@ def test_claims_during_a_failover_are_refused_or_unique(settings, cluster):
 
     won = [id for ids in in_threads(5, work) for id in ids]
     assert len(won) == len(set(won))
-    eventually(lambda: replica.client.info("replication")["role"] == "master", within=60)
+    eventually(
+        lambda: replica.client.info("replication")["role"] == "master", within=60
+    )
     use_cluster(settings, cluster)
     for one in operations:
-        assert isinstance(claimed_again(one), InFlight if one.id in won else InFlight | Claimed)
+        assert isinstance(
+            claimed_again(one), InFlight if one.id in won else InFlight | Claimed
+        )

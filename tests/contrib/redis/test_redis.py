@@ -22,7 +22,15 @@ from django_idempotency.stores.base import Seen
 from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Keep, Replay, StoredResponse
 from django_idempotency.values.policy import Body
-from tests.contrib.redis.records import BACKEND, HOLD, RETRY, claimed, done, operation, use
+from tests.contrib.redis.records import (
+    BACKEND,
+    HOLD,
+    RETRY,
+    claimed,
+    done,
+    operation,
+    use,
+)
 from tests.support.brokers import valkey_program
 from tests.support.callers import heard
 from tests.support.checks import found, ids_found
@@ -51,7 +59,12 @@ class TestOnRedis(Contract):
 
 @pytest.fixture(scope="module")
 def valkey(tmp_path_factory):
-    with running_node(tmp_path_factory.mktemp("valkey"), "--appendonly", "yes", program=valkey_program()) as running:
+    with running_node(
+        tmp_path_factory.mktemp("valkey"),
+        "--appendonly",
+        "yes",
+        program=valkey_program(),
+    ) as running:
         yield running
 
 
@@ -86,7 +99,10 @@ def test_an_encrypted_response_is_replayed_from_redis(begun, settings):
     record = store.read(claim.id)
     assert RESPONSE.body not in record.response_body
     assert store.decode(record.response, record) == RESPONSE
-    assert store.decode(record.response, replace(record, created_at=record.now)).body is None
+    assert (
+        store.decode(record.response, replace(record, created_at=record.now)).body
+        is None
+    )
 
 
 @pytest.mark.usefixtures("on_redis")
@@ -99,7 +115,10 @@ def test_an_encrypted_response_that_is_written_again_is_the_same(settings, monke
         raise StoreUnavailable("0 of 1 acknowledgements")
 
     monkeypatch.setattr(RedisStore, "complete", unacknowledged)
-    with heard(signals.stale_write_rejected) as rejected, heard(signals.key_completed) as completed:
+    with (
+        heard(signals.stale_write_rejected) as rejected,
+        heard(signals.key_completed) as completed,
+    ):
         done(policy)
         monkeypatch.setattr(RedisStore, "complete", written)
         eventually(lambda: rejected or completed)
@@ -232,7 +251,13 @@ def test_a_claim_without_enough_replicas_is_refused(node, settings):
 @pytest.mark.redis_server
 def test_a_takeover_without_enough_replicas_is_left_to_a_retry(node, settings):
     claim = claimed()
-    use(settings, node.url, prefix="idempotency:", durability="replicas", durability_timeout=0.1)
+    use(
+        settings,
+        node.url,
+        prefix="idempotency:",
+        durability="replicas",
+        durability_timeout=0.1,
+    )
     store = store_for(RETRY)
     with store.try_lock(claim.id) as record, pytest.raises(StoreRefused):
         store.reassign(record, claim.operation, uuid4())
@@ -243,7 +268,13 @@ def test_a_takeover_without_enough_replicas_is_left_to_a_retry(node, settings):
 @pytest.mark.redis_server
 def test_a_response_without_enough_replicas_is_written_again(node, settings, tmp_path):
     claim = claimed()
-    use(settings, node.url, prefix="idempotency:", durability="replicas", durability_timeout=0.8)
+    use(
+        settings,
+        node.url,
+        prefix="idempotency:",
+        durability="replicas",
+        durability_timeout=0.8,
+    )
     store = store_for(RETRY)
 
     def written():
@@ -269,7 +300,9 @@ def test_a_response_without_enough_replicas_is_written_again(node, settings, tmp
     ],
 )
 def test_invalid_options_are_errors_that_say_why(settings, options, told):
-    settings.IDEMPOTENCY = {"STORES": {"redis": {"BACKEND": BACKEND, "OPTIONS": options}}}
+    settings.IDEMPOTENCY = {
+        "STORES": {"redis": {"BACKEND": BACKEND, "OPTIONS": options}}
+    }
     with pytest.raises(ImproperlyConfigured) as refused:
         store_for(RETRY)
     assert told in str(refused.value)
@@ -282,7 +315,12 @@ def a_client():
 @pytest.mark.parametrize("by", ["url", "client"])
 def test_a_client_that_decodes_responses_is_refused(settings, redis_url, by):
     a_client.url = f"{redis_url}?decode_responses=True"
-    use(settings, **({"url": a_client.url} if by == "url" else {"client": f"{__name__}.a_client"}))
+    use(
+        settings,
+        **(
+            {"url": a_client.url} if by == "url" else {"client": f"{__name__}.a_client"}
+        ),
+    )
     settings.IDEMPOTENCY |= {"STORE": "redis", "MODE": "lease"}
     with pytest.raises(ImproperlyConfigured, match="decode_responses=True"):
         store_for(RETRY).read(uuid4())
@@ -311,7 +349,9 @@ def test_checks_tell_of_a_server_that_evicts_keys_or_is_down(node, settings):
 
 
 @pytest.mark.usefixtures("on_redis")
-def test_a_prefix_with_signs_of_patterns_lists_its_own_records_only(settings, redis_url):
+def test_a_prefix_with_signs_of_patterns_lists_its_own_records_only(
+    settings, redis_url
+):
     use(settings, redis_url, prefix=f"[a*]?{uuid4().hex}:")
     claim = claimed()
     assert [record.id for record in store_for(RETRY).records()] == [claim.id]

@@ -18,7 +18,15 @@ from django_idempotency.stores import store_for
 from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Replay
 from django_idempotency.values.policy import Lease
-from tests.contrib.redis.records import HOLD, LEASE, RETRY, claimed, done, operation, use
+from tests.contrib.redis.records import (
+    HOLD,
+    LEASE,
+    RETRY,
+    claimed,
+    done,
+    operation,
+    use,
+)
 from tests.support.brokers import valkey_program
 from tests.support.callers import SCOPE, post
 from tests.support.loops import run
@@ -101,7 +109,10 @@ def test_a_connection_to_a_former_master_is_given_up(settings, tmp_path):
     address = tmp_path / "active.sock"
     with ExitStack() as stack:
         sockets = [tmp_path / "a.sock", tmp_path / "b.sock"]
-        old, new = (stack.enter_context(running_node(tmp_path, "--unixsocket", str(path))) for path in sockets)
+        old, new = (
+            stack.enter_context(running_node(tmp_path, "--unixsocket", str(path)))
+            for path in sockets
+        )
         address.symlink_to(sockets[0])
         use(settings, f"unix://{address}", timeout=1.0)
         claimed()
@@ -149,16 +160,29 @@ def was_granted() -> bool:
 
 
 @pytest.mark.parametrize(
-    "program", [REDIS, pytest.param(valkey_program(), marks=pytest.mark.valkey)], ids=["Redis", "Valkey"]
+    "program",
+    [REDIS, pytest.param(valkey_program(), marks=pytest.mark.valkey)],
+    ids=["Redis", "Valkey"],
 )
-def test_a_claim_whose_reply_was_lost_still_needs_its_replica(program, settings, tmp_path, monkeypatch):
+def test_a_claim_whose_reply_was_lost_still_needs_its_replica(
+    program, settings, tmp_path, monkeypatch
+):
     with ExitStack() as stack:
         options = ("--repl-diskless-sync-delay", "0")
-        master, replica = (stack.enter_context(running_node(tmp_path, *options, program=program)) for _ in range(2))
+        master, replica = (
+            stack.enter_context(running_node(tmp_path, *options, program=program))
+            for _ in range(2)
+        )
         replica.client.replicaof("127.0.0.1", str(master.port))
         asking = stack.enter_context(master.client)
         eventually(lambda: asking.set("any", "write") and asking.wait(1, 500))
-        use(settings, master.url, timeout=1.0, durability="replicas", durability_timeout=0.9)
+        use(
+            settings,
+            master.url,
+            timeout=1.0,
+            durability="replicas",
+            durability_timeout=0.9,
+        )
         eventually(was_granted)  # a busy machine's replica may be late
         replica.freeze()
         mine, lost = operation(), lose_a_reply(monkeypatch)
@@ -169,7 +193,9 @@ def test_a_claim_whose_reply_was_lost_still_needs_its_replica(program, settings,
 
 
 @pytest.mark.valkey
-def test_a_claim_whose_reply_was_lost_still_needs_the_disk(settings, tmp_path, monkeypatch):
+def test_a_claim_whose_reply_was_lost_still_needs_the_disk(
+    settings, tmp_path, monkeypatch
+):
     options = ("--appendonly", "yes", "--appendfsync", "always")
     with running_node(tmp_path, *options, program=valkey_program()) as node:
         use(settings, node.url, timeout=1.0, durability="disk")
@@ -181,7 +207,9 @@ def test_a_claim_whose_reply_was_lost_still_needs_the_disk(settings, tmp_path, m
         assert lost
 
 
-def test_a_redis_that_hangs_does_not_stop_the_event_loop(transactional_db, settings, node):
+def test_a_redis_that_hangs_does_not_stop_the_event_loop(
+    transactional_db, settings, node
+):
     use(settings, node.url, timeout=0.4)
 
     @idempotent(mode=Lease(seconds=300), store="redis", scope=SCOPE)
@@ -205,7 +233,9 @@ def test_finding_unfinished_records_costs_no_more_however_many_have_ended(node):
     def asked():
         before = node.client.info("commandstats")["cmdstat_evalsha"]["calls"]
         found = {record.id for record in store_for(HOLD).unfinished()}
-        return found, node.client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+        return found, node.client.info("commandstats")["cmdstat_evalsha"][
+            "calls"
+        ] - before
 
     held = claimed(HOLD)
     store_for(HOLD).fail(held, "who knows", on_hold=True)

@@ -53,20 +53,39 @@ class Queue:
     def publish(self, *ids, body=b"{}", headers=MappingProxyType({})):
         for id in ids:
             named = {"event-id": id, **headers} if id else headers
-            attributes = {name: {"DataType": "String", "StringValue": value} for name, value in named.items()}
-            self.client.send_message(QueueUrl=self.url, MessageBody=body.decode(), MessageAttributes=attributes)
+            attributes = {
+                name: {"DataType": "String", "StringValue": value}
+                for name, value in named.items()
+            }
+            self.client.send_message(
+                QueueUrl=self.url,
+                MessageBody=body.decode(),
+                MessageAttributes=attributes,
+            )
 
     def take_dead(self):
-        found = self.client.receive_message(QueueUrl=self.dead, MessageAttributeNames=["All"]).get("Messages")
+        found = self.client.receive_message(
+            QueueUrl=self.dead, MessageAttributeNames=["All"]
+        ).get("Messages")
         if not found:
             return None
-        self.client.delete_message(QueueUrl=self.dead, ReceiptHandle=found[0]["ReceiptHandle"])
+        self.client.delete_message(
+            QueueUrl=self.dead, ReceiptHandle=found[0]["ReceiptHandle"]
+        )
         attributes = found[0]["MessageAttributes"]
-        return Dead(found[0]["Body"].encode(), {name: value["StringValue"] for name, value in attributes.items()})
+        return Dead(
+            found[0]["Body"].encode(),
+            {name: value["StringValue"] for name, value in attributes.items()},
+        )
 
     def is_empty(self):
-        told = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["All"])["Attributes"]
-        return {told["ApproximateNumberOfMessages"], told["ApproximateNumberOfMessagesNotVisible"]} == {"0"}
+        told = self.client.get_queue_attributes(
+            QueueUrl=self.url, AttributeNames=["All"]
+        )["Attributes"]
+        return {
+            told["ApproximateNumberOfMessages"],
+            told["ApproximateNumberOfMessagesNotVisible"],
+        } == {"0"}
 
 
 @pytest.fixture
@@ -79,17 +98,23 @@ class TestRunner(RunnerContract):
 
 
 def sqs(client, queue, handler, *, max_attempts=10, **options):
-    consumer = Consumer("tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts)
+    consumer = Consumer(
+        "tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts
+    )
     return SQS(consumer, queue, client=client, **options)
 
 
-def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(broker, client, queue):
+def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(
+    broker, client, queue
+):
     broker.publish(*(f"m-{number}" for number in range(20)))
     runner, calls, waits = sqs(client, queue, pay, batch=20), Counter(), []
 
     def note(model, params, **_named):
         calls[model.name] += 1
-        waits.extend([params["WaitTimeSeconds"]] if model.name == "ReceiveMessage" else [])
+        waits.extend(
+            [params["WaitTimeSeconds"]] if model.name == "ReceiveMessage" else []
+        )
 
     client.meta.events.register("provide-client-params.sqs", note, unique_id="note")
     try:
@@ -97,7 +122,11 @@ def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(broker, 
             eventually(lambda: runner.counts["Done"] == 20)
     finally:
         client.meta.events.unregister("provide-client-params.sqs", unique_id="note")
-    assert (calls["DeleteMessageBatch"], calls["DeleteMessage"], waits[:2]) == (2, 0, [1, 0])
+    assert (calls["DeleteMessageBatch"], calls["DeleteMessage"], waits[:2]) == (
+        2,
+        0,
+        [1, 0],
+    )
 
 
 def test_a_long_message_is_not_received_again(broker, client, queue):
@@ -116,8 +145,12 @@ def test_a_long_message_is_not_received_again(broker, client, queue):
 
 
 @pytest.mark.parametrize("identifying", ["event-id", "content-encoding"])
-def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attributes(broker, identifying):
-    kept = dict.fromkeys([*(f"a{number}" for number in range(9)), identifying], "base64")
+def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attributes(
+    broker, identifying
+):
+    kept = dict.fromkeys(
+        [*(f"a{number}" for number in range(9)), identifying], "base64"
+    )
     for _time in range(2):
         broker.publish(None, body=b"e30=", headers=kept)
         with running(broker.runner(refuse)):
@@ -128,20 +161,39 @@ def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attribu
 
 
 def test_a_fifo_queues_groups_keep_their_order(client):
-    fifo = client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    fifo = client.create_queue(
+        QueueName="orders.fifo", Attributes={"FifoQueue": "true"}
+    )["QueueUrl"]
     ids = [f"{group}-{number}" for number in range(1, 6) for group in "ab"]
     for id in ids:
-        client.send_message(QueueUrl=fifo, MessageBody=id, MessageGroupId=id[0], MessageDeduplicationId=id)
-    runner = sqs(client, fifo, pay_from(2, "a-2"), visibility=6, identify=lambda received: received["Body"])
+        client.send_message(
+            QueueUrl=fifo,
+            MessageBody=id,
+            MessageGroupId=id[0],
+            MessageDeduplicationId=id,
+        )
+    runner = sqs(
+        client,
+        fifo,
+        pay_from(2, "a-2"),
+        visibility=6,
+        identify=lambda received: received["Body"],
+    )
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 10, within=60)
-    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    paid = list(
+        LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
+    )
     for group in "ab":
-        assert [id for id in paid if id[0] == group] == [id for id in ids if id[0] == group]
+        assert [id for id in paid if id[0] == group] == [
+            id for id in ids if id[0] == group
+        ]
 
 
 @pytest.mark.parametrize(
-    ("sent", "body"), [("/wA=", b"\xff\x00"), ("no base64", b"no base64")], ids=["encoded", "not-encoded"]
+    ("sent", "body"),
+    [("/wA=", b"\xff\x00"), ("no base64", b"no base64")],
+    ids=["encoded", "not-encoded"],
 )
 def test_a_body_of_bytes_is_decoded(client, queue, sent, body):
     attributes = {"content-encoding": {"DataType": "String", "StringValue": "base64"}}
@@ -166,14 +218,18 @@ def test_an_error_that_sqs_returns_ends_no_runner(client, monkeypatch, caplog):
 
 
 def test_health_tells_that_sqs_is_away(sqs_account, caplog):
-    away = boto3.client("sqs", endpoint_url=f"http://127.0.0.1:{free_port()}", **sqs_account)
+    away = boto3.client(
+        "sqs", endpoint_url=f"http://127.0.0.1:{free_port()}", **sqs_account
+    )
     runner = sqs(away, "http://127.0.0.1/queue", pay)
     with running(runner):
         eventually(lambda: "the broker can't be reached" in caplog.text)
         assert not runner.is_healthy
 
 
-def test_a_dead_letter_that_is_not_taken_is_sent_again_later(broker, client, queue, dead, monkeypatch):
+def test_a_dead_letter_that_is_not_taken_is_sent_again_later(
+    broker, client, queue, dead, monkeypatch
+):
     monkeypatch.setattr("django_idempotency.messages.runner.AFTER_ERROR", 1)
 
     broker.publish("m")

@@ -11,7 +11,9 @@ from tests.support.callers import PAYER
 def shop(settings):
     settings.ROOT_URLCONF = "tests.contrib.testing.shop"
     settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware"]
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    settings.CACHES = {
+        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    }
     cache.clear()
 
 

@@ -119,7 +119,10 @@ hold = idempotent(scope="public", mode=Lease(on_crash="hold"))
 
 urlpatterns = [
     path("orders/", csrf_exempt(public(order))),
-    path("orders/<int:number>/", csrf_exempt(public(lambda request, number: order(request)))),
+    path(
+        "orders/<int:number>/",
+        csrf_exempt(public(lambda request, number: order(request))),
+    ),
     path("lease/", csrf_exempt(lease(transaction.atomic(order)))),
     path("hold/", csrf_exempt(hold(transaction.atomic(order)))),
     path("bumps/", csrf_exempt(public(bumping))),

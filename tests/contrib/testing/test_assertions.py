@@ -21,7 +21,9 @@ def test_a_protected_view_passes(client, url):
 
 def test_a_protected_change_of_rows_passes(client):
     client.post("/unprotected/")
-    assert_idempotent(client, "post", "/bumps/", {"item": "book"}, content_type="application/json")
+    assert_idempotent(
+        client, "post", "/bumps/", {"item": "book"}, content_type="application/json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,11 +33,23 @@ def test_a_protected_change_of_rows_passes(client):
         ("/unprotected/bumps/", {}, r"testproject\.LedgerEntry: rows were changed"),
         ("/unprotected/mails/", {}, "took effect again: mail.outbox: 1, then 2"),
         ("/unprotected/mails/", {"effects": lambda: mail.outbox}, "took effect again"),
-        ("/pointed/", {}, r"status 201, then 200\n  body .*, then b'{\"duplicate\": true}'"),
+        (
+            "/pointed/",
+            {},
+            r"status 201, then 200\n  body .*, then b'{\"duplicate\": true}'",
+        ),
         ("/nothing/", {}, "no visible effect"),
         ("/orders/", {"ignore": ["testproject.LedgerEntry"]}, "no visible effect"),
     ],
-    ids=["a row more", "rows changed", "a mail more", "a list that grows", "another response", "no effect", "ignored"],
+    ids=[
+        "a row more",
+        "rows changed",
+        "a mail more",
+        "a list that grows",
+        "another response",
+        "no effect",
+        "ignored",
+    ],
 )
 def test_a_broken_view_or_an_effect_that_is_not_seen_fails(client, url, options, fault):
     client.post("/unprotected/")
@@ -64,7 +78,12 @@ def numbered(get_response):
 
 def test_effects_may_be_a_queryset_or_a_callable(client):
     entries = LedgerEntry.objects
-    for effects in (entries.all(), entries.order_by("-pk")[:50], entries.count, lambda: entries.all()):
+    for effects in (
+        entries.all(),
+        entries.order_by("-pk")[:50],
+        entries.count,
+        lambda: entries.all(),
+    ):
         assert_idempotent(client, "POST", "/orders/", effects=effects)
         with pytest.raises(AssertionError, match="took effect again"):
             assert_idempotent(client, "POST", "/unprotected/", effects=effects)
@@ -115,5 +134,7 @@ def test_a_page_of_the_browsable_api_is_compared_by_status_alone(client, setting
             return Response({"order": str(pay().pk)}, status=201)
 
     settings.ROOT_URLCONF = (path("orders/", OrderView.as_view()),)
-    response = assert_idempotent(client, "POST", "/orders/", headers={"Accept": "text/html"})
+    response = assert_idempotent(
+        client, "POST", "/orders/", headers={"Accept": "text/html"}
+    )
     assert response.status_code == 201

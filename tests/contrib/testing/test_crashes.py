@@ -25,13 +25,27 @@ def test_effects_that_die_with_the_transaction_are_there_once(client):
 @pytest.mark.parametrize(
     ("url", "options", "fault"),
     [
-        ("/lease/", {"patience": 5}, r"effects {'testproject.LedgerEntry': 1}. After the retry .*: 2}"),
-        ("/async/", {"patience": 5}, r"effects {'testproject.Receipt': 1}. After the retry .*: 2}"),
+        (
+            "/lease/",
+            {"patience": 5},
+            r"effects {'testproject.LedgerEntry': 1}. After the retry .*: 2}",
+        ),
+        (
+            "/async/",
+            {"patience": 5},
+            r"effects {'testproject.Receipt': 1}. After the retry .*: 2}",
+        ),
         ("/unprotected/", {}, "no view was run under the key: it got 201"),
         ("/broken/", {}, "ZeroDivisionError"),
         ("/orders/", {"effects": Receipt.objects.all()}, "no visible effect"),
     ],
-    ids=["a lease without a child key", "an async view", "no protection", "an exception of the child", "no effect"],
+    ids=[
+        "a lease without a child key",
+        "an async view",
+        "no protection",
+        "an exception of the child",
+        "no effect",
+    ],
 )
 def test_a_view_that_does_not_survive_a_crash_fails(client, url, options, fault):
     with pytest.raises(AssertionError, match=fault):
@@ -41,7 +55,10 @@ def test_a_view_that_does_not_survive_a_crash_fails(client, url, options, fault)
 
 def test_a_lease_on_hold_is_not_run_again(client):
     response = crash_after_effect(client, "POST", "/hold/", patience=5)
-    assert (response.status_code, response.json()["code"]) == (409, "idempotency_key_on_hold")
+    assert (response.status_code, response.json()["code"]) == (
+        409,
+        "idempotency_key_on_hold",
+    )
     assert effects() == 1
 
 
@@ -51,7 +68,10 @@ def test_an_effect_outside_of_the_transaction_fails(client, monkeypatch, tmp_pat
     def lines():
         return shop.journal.read_text().splitlines() if shop.journal.exists() else []
 
-    with pytest.raises(AssertionError, match=r"effects {'effects': 1}. After the retry there are {'effects': 2}"):
+    with pytest.raises(
+        AssertionError,
+        match=r"effects {'effects': 1}. After the retry there are {'effects': 2}",
+    ):
         crash_after_effect(client, "POST", "/journal/", effects=lines)
     assert (len(lines()), effects()) == (2, 1)
 
@@ -61,11 +81,15 @@ def test_effects_without_a_size_are_refused(client):
         crash_after_effect(client, "POST", "/orders/", effects=object)
 
 
-def test_the_process_that_dies_runs_no_finally_block_of_a_request(client, settings, monkeypatch, tmp_path):
+def test_the_process_that_dies_runs_no_finally_block_of_a_request(
+    client, settings, monkeypatch, tmp_path
+):
     settings.MIDDLEWARE = ["tests.contrib.testing.shop.noting_the_end"]
     monkeypatch.setattr(shop, "journal", tmp_path / "journal")
     crash_after_effect(client, "POST", "/orders/")
-    assert set(shop.journal.read_text().split()) == {str(os.getpid())}, "only retries were ended"
+    assert set(shop.journal.read_text().split()) == {str(os.getpid())}, (
+        "only retries were ended"
+    )
 
 
 def test_crash_after_effect_is_refused_in_a_transaction(client):

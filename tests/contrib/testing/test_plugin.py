@@ -15,7 +15,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 # In a clone whose entry points are installed, and in one where they are not, it is loaded once.
-PLUGIN = ["-p", "no:django_idempotency", "-p", "django_idempotency.contrib.testing.plugin"]
+PLUGIN = [
+    "-p",
+    "no:django_idempotency",
+    "-p",
+    "django_idempotency.contrib.testing.plugin",
+]
 SUITE = """
 import pytest
 from django.contrib.auth import get_user_model
@@ -106,9 +111,21 @@ def run(directory, suite, *options, ini="", **environment):
     """The lines that a run of ``suite`` prints."""
     (directory / "test_suite.py").write_text(suite)
     (directory / "pytest.ini").write_text(f"[pytest]\n{ini}")
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"
+    }
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *options],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *PLUGIN,
+            *options,
+        ],
         cwd=directory,
         env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
@@ -119,7 +136,13 @@ def run(directory, suite, *options, ini="", **environment):
 
 def twice(directory, suite, *options, **more):
     return run(
-        directory, suite, "--ds=tests.contrib.testing.suite_settings", "--no-migrations", "-rA", *options, **more
+        directory,
+        suite,
+        "--ds=tests.contrib.testing.suite_settings",
+        "--no-migrations",
+        "-rA",
+        *options,
+        **more,
     )
 
 
@@ -131,12 +154,19 @@ def ended(output, outcome):
 def keyed(tmp_path_factory):
     """By workers of pytest-xdist, if it is installed, which tell what they have sent."""
     workers = ("-n", "2") if find_spec("xdist") else ()
-    return twice(tmp_path_factory.mktemp("keyed"), SUITE, "--idempotency-twice", *workers)
+    return twice(
+        tmp_path_factory.mktemp("keyed"), SUITE, "--idempotency-twice", *workers
+    )
 
 
 def test_only_tests_with_a_fault_fail(keyed):
     assert ended(keyed, "FAILED") == {
-        *("test_two_effects", "test_another_response", "test_a_failure_of_its_own", "test_a_fixture"),
+        *(
+            "test_two_effects",
+            "test_another_response",
+            "test_a_failure_of_its_own",
+            "test_a_fixture",
+        ),
         "test_unittest",
     }, keyed
     assert not ended(keyed, "ERROR")
@@ -150,14 +180,18 @@ def test_the_report_of_a_failed_test_names_each_difference(keyed):
 
 
 def test_a_test_that_fails_by_itself_says_so_first(keyed):
-    (failure,) = re.findall(r"^_+ test_a_failure_of_its_own _+$.*?^(?:_+ |=+ )", keyed, re.M | re.S)
+    (failure,) = re.findall(
+        r"^_+ test_a_failure_of_its_own _+$.*?^(?:_+ |=+ )", keyed, re.M | re.S
+    )
     assert failure.index("ValueError: own") < failure.index("requests sent twice")
 
 
 def test_the_end_of_the_run_lists_what_differed(keyed):
     _before, _title, summary = keyed.partition(" requests sent twice ===")
     assert "POST /unprotected/: 3 of 3" in summary
-    assert re.search(r"1?[0-9] requests were sent twice; 5 differed the second time", keyed)
+    assert re.search(
+        r"1?[0-9] requests were sent twice; 5 differed the second time", keyed
+    )
 
 
 def test_the_option_all_sends_a_key_with_each_unsafe_request(tmp_path):
@@ -178,6 +212,16 @@ def test_without_the_option_not_even_django_is_imported(tmp_path):
 
 
 def test_the_test_kit_imports_without_settings():
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-    command = [sys.executable, "-W", "error", "-c", "import django_idempotency.contrib.testing"]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "DJANGO_SETTINGS_MODULE"
+    }
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        "import django_idempotency.contrib.testing",
+    ]
     subprocess.run(command, env=environment | {"PYTHONPATH": str(ROOT)}, check=True)

@@ -16,7 +16,11 @@ def differences(sent):
     return [line for one in sent for line in one.differences]
 
 
-@pytest.mark.parametrize(("always", "this_time"), [({}, KEY), (KEY, {})], ids=["the request's", "the client's"])
+@pytest.mark.parametrize(
+    ("always", "this_time"),
+    [({}, KEY), (KEY, {})],
+    ids=["the request's", "the client's"],
+)
 def test_the_effects_of_the_second_request_are_undone(customer, always, this_time):
     with sending_twice() as sent:
         Client(headers=always).post("/unprotected/", headers=this_time)
@@ -52,8 +56,12 @@ def test_the_second_request_has_the_cookies_of_the_first(client, customer):
     session.save()
     with sending_twice() as sent:
         client.post("/renewals/", headers=KEY)
-    assert "testproject.LedgerEntry: 1 more row" in differences(sent), "who lost the answer is nobody"
-    assert client.session["seen"] == "alice", "the test goes on with the cookies of the first response"
+    assert "testproject.LedgerEntry: 1 more row" in differences(sent), (
+        "who lost the answer is nobody"
+    )
+    assert client.session["seen"] == "alice", (
+        "the test goes on with the cookies of the first response"
+    )
 
 
 @pytest.mark.row_locks

@@ -17,8 +17,12 @@ WRONG: list[Any] = []
 def wrong(id: str, sentence: str, *marks: pytest.MarkDecorator) -> Callable[..., Any]:
     """Register a generator: it makes the check ``id`` fire with ``sentence``, yields, and makes it silent."""
 
-    def register(steps: Callable[[Project], Iterator[None]]) -> Callable[[Project], Iterator[None]]:
-        WRONG.append(pytest.param(id, sentence, steps, marks=marks, id=f"{id}-{steps.__name__}"))
+    def register(
+        steps: Callable[[Project], Iterator[None]],
+    ) -> Callable[[Project], Iterator[None]]:
+        WRONG.append(
+            pytest.param(id, sentence, steps, marks=marks, id=f"{id}-{steps.__name__}")
+        )
         return steps
 
     return register
@@ -36,7 +40,9 @@ def table(*rows: tuple[str, Given, Given, str]) -> None:
     """Register rows of a check, a project in which it fires, one in which it is silent, and what its message says."""
     for id, wrong_project, right_project, sentence in rows:
 
-        def steps(project: Project, wrong: Given = wrong_project, right: Given = right_project) -> Iterator[None]:
+        def steps(
+            project: Project, wrong: Given = wrong_project, right: Given = right_project
+        ) -> Iterator[None]:
             project.given(wrong)
             yield
             project.given(right)
@@ -63,8 +69,14 @@ class Project:
 
     def second_database(self) -> str:
         """Another alias, on SQLite."""
-        databases = connections.settings | {"lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-        self.patch.setitem(connections.settings, "lite", connections.configure_settings(databases)["lite"])
+        databases = connections.settings | {
+            "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+        }
+        self.patch.setitem(
+            connections.settings,
+            "lite",
+            connections.configure_settings(databases)["lite"],
+        )
         return "lite"
 
     def execute(self, *statements: str) -> None:

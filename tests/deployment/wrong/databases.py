@@ -18,7 +18,10 @@ HOUR, DAY = 3600, 24 * 3600
 MEMORY = {"memory": {"BACKEND": "tests.stores.memory.MemoryStore"}}
 
 
-CLERK = ("CREATE ROLE idempotency_clerk", "GRANT USAGE ON SCHEMA public TO idempotency_clerk")
+CLERK = (
+    "CREATE ROLE idempotency_clerk",
+    "GRANT USAGE ON SCHEMA public TO idempotency_clerk",
+)
 
 
 @contextmanager
@@ -30,7 +33,9 @@ def undone():
             transaction.set_rollback(True)
 
 
-@wrong("E025", "The idempotency records are in SQLite (database 'lite'), and DEBUG is off.")
+@wrong(
+    "E025", "The idempotency records are in SQLite (database 'lite'), and DEBUG is off."
+)
 def sqlite_in_production(project):
     project(USING=project.second_database())
     project.settings.DEBUG = False
@@ -39,7 +44,11 @@ def sqlite_in_production(project):
     project.settings.DEBUG = True
 
 
-@wrong("E027", "The database 'default' has no table for the idempotency records.", postgresql)
+@wrong(
+    "E027",
+    "The database 'default' has no table for the idempotency records.",
+    postgresql,
+)
 def no_table(project):
     with undone():
         project.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
@@ -48,35 +57,63 @@ def no_table(project):
         yield
 
 
-@wrong("E028", "can't UPDATE, DELETE the idempotency records in 'default': permission denied", postgresql)
+@wrong(
+    "E028",
+    "can't UPDATE, DELETE the idempotency records in 'default': permission denied",
+    postgresql,
+)
 def lacking_privileges(project):
     with undone():
         project.execute(
-            *CLERK, f"GRANT SELECT, INSERT ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk"
+            *CLERK,
+            f"GRANT SELECT, INSERT ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk",
         )
         yield
-        project.execute("RESET ROLE", f"GRANT ALL ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk")
+        project.execute(
+            "RESET ROLE",
+            f"GRANT ALL ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk",
+        )
         yield
 
 
-@wrong("W029", "The database 'default' has the table of the idempotency records, but no claim function", postgresql)
+@wrong(
+    "W029",
+    "The database 'default' has the table of the idempotency records, but no claim function",
+    postgresql,
+)
 def no_claim_function(project):
     function = "FUNCTION django_idempotency_claim"
     with undone():
-        project.execute(*CLERK, f"REVOKE EXECUTE ON {function} FROM PUBLIC; SET LOCAL ROLE idempotency_clerk")
+        project.execute(
+            *CLERK,
+            f"REVOKE EXECUTE ON {function} FROM PUBLIC; SET LOCAL ROLE idempotency_clerk",
+        )
         yield
-        project.execute("RESET ROLE", f"GRANT EXECUTE ON {function} TO PUBLIC; SET LOCAL ROLE idempotency_clerk")
+        project.execute(
+            "RESET ROLE",
+            f"GRANT EXECUTE ON {function} TO PUBLIC; SET LOCAL ROLE idempotency_clerk",
+        )
         yield
 
 
-@wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)
+@wrong(
+    "E031",
+    "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
+    pytest.mark.row_locks,
+)
 def no_skip_locked(project, lacking="skip_locked"):
-    project.patch.setattr(connection.features, f"has_select_for_update_{lacking}", False)
+    project.patch.setattr(
+        connection.features, f"has_select_for_update_{lacking}", False
+    )
     yield
     project.patch.undo()
 
 
-@wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)
+@wrong(
+    "E031",
+    "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
+    pytest.mark.row_locks,
+)
 def no_nowait(project):
     return no_skip_locked(project, "nowait")
 
@@ -95,12 +132,17 @@ def an_unreachable_store(project):
 @wrong("E034", "It forgets everything.")
 def a_store_that_is_unfit(project):
     project(STORES=MEMORY, STORE="memory", MODE="lease")
-    project.patch.setattr(MemoryStore, "objections", lambda self: ["It forgets everything."])
+    project.patch.setattr(
+        MemoryStore, "objections", lambda self: ["It forgets everything."]
+    )
     yield
     project.patch.undo()
 
 
-@wrong("W035", "Records in the database 'default' have been due for deletion for more than a day")
+@wrong(
+    "W035",
+    "Records in the database 'default' have been due for deletion for more than a day",
+)
 def no_cleanup(project):
     entry_point(paying, mode="lease")()
     shift(expires_at=-2 * DAY, purge_at=-DAY - HOUR)
@@ -108,7 +150,10 @@ def no_cleanup(project):
     shift(purge_at=-DAY + HOUR)
 
 
-@wrong("W035", "The owners of keys in the database 'default' have been gone for more than an hour")
+@wrong(
+    "W035",
+    "The owners of keys in the database 'default' have been gone for more than an hour",
+)
 def no_reaper(project):
     claim(policy=Policy(mode="lease"))
     shift(locked_until=-HOUR - 60)

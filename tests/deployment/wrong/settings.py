@@ -13,7 +13,9 @@ MEMORY = {"memory": {"BACKEND": "tests.stores.memory.MemoryStore"}}
 MISSPELT = {"redsi": {"BACKEND": "django_idempotency.stores.DatabaseStore"}}
 guessable, long = Keys(min_length=15), Keys(min_length=16)
 WAITS = "late: its lease of 60 s is not shorter than the 30 s that its broker waits."
-FORGETS = "late: a message is remembered for 86400 s, but can be redelivered for 604800 s."
+FORGETS = (
+    "late: a message is remembered for 86400 s, but can be redelivered for 604800 s."
+)
 MIDDLEWARE = "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware covers"
 
 
@@ -22,9 +24,24 @@ def views(**policy):
 
 
 table(
-    ("E001", Given(LEESE=5), Given(LEASE=Lease(seconds=5)), "Unknown name 'LEESE': did you mean 'LEASE'?"),
-    ("E001", Given(LEASE=5), Given(LEASE=Lease(seconds=5)), '["LEASE"] is 5; it must be a Lease(…).'),
-    ("E001", Given(EXEMPT_PATHS=["("]), Given(EXEMPT_PATHS=["^/"]), "it must be a list of regular expressions."),
+    (
+        "E001",
+        Given(LEESE=5),
+        Given(LEASE=Lease(seconds=5)),
+        "Unknown name 'LEESE': did you mean 'LEASE'?",
+    ),
+    (
+        "E001",
+        Given(LEASE=5),
+        Given(LEASE=Lease(seconds=5)),
+        '["LEASE"] is 5; it must be a Lease(…).',
+    ),
+    (
+        "E001",
+        Given(EXEMPT_PATHS=["("]),
+        Given(EXEMPT_PATHS=["^/"]),
+        "it must be a list of regular expressions.",
+    ),
     (
         "E002",
         Given(MODE=Lease(seconds=61), RETENTION=60),
@@ -37,33 +54,78 @@ table(
         views(mode=Lease(seconds=50), retention=60),
         "wrong.view: the retention of 60 s is shorter than the lease and the wait together.",
     ),
-    ("E003", Given(BODY=ENCRYPTED), Given(BODY=ENCRYPTED, ENCRYPTION_KEYS=[KEY]), "there is no key: no response is"),
+    (
+        "E003",
+        Given(BODY=ENCRYPTED),
+        Given(BODY=ENCRYPTED, ENCRYPTION_KEYS=[KEY]),
+        "there is no key: no response is",
+    ),
     (
         "E005",
         views(scope="public", store_cookies=True),
         views(scope=repr, store_cookies=True),
         'wrong.view: scope is "public" and store_cookies is on',
     ),
-    ("W006", views(scope="public", keys=guessable), views(scope="public", keys=long), "and any key is accepted"),
+    (
+        "W006",
+        views(scope="public", keys=guessable),
+        views(scope="public", keys=long),
+        "and any key is accepted",
+    ),
     (
         "W006",
         views(scope="public"),
         views(scope="public", keys=Keys(pattern="[0-9a-f-]{36}")),
         "another caller's response is only a guess away",
     ),
-    ("W007", Given(REQUIRED=True, FAIL_OPEN=True), Given(FAIL_OPEN=True), "with FAIL_OPEN a request runs unprotected"),
+    (
+        "W007",
+        Given(REQUIRED=True, FAIL_OPEN=True),
+        Given(FAIL_OPEN=True),
+        "with FAIL_OPEN a request runs unprotected",
+    ),
     (
         "W008",
         views(required=True, anonymous="ignore"),
         views(required=True, anonymous="refuse"),
         'wrong.view: required is on, but with anonymous "ignore"',
     ),
-    ("W008", Given(REQUIRED=True), Given(REQUIRED=True, ANONYMOUS="refuse"), MIDDLEWARE),
-    ("W012", Given(ENABLED=False), Given(), "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored"),
-    ("W012", Given(DASHBOARD={"OBSERVE": 60}), Given(), "requests are only observed, and retries run again."),
-    ("E023", Given(STORES=MISSPELT, STORE="redis"), Given(), "STORES has no 'redis': did you mean 'redsi'?"),
-    ("E023", views(using="ledger"), views(using="default"), "using is 'ledger', which is not in DATABASES."),
-    ("E023", Given(SHARDS=["defualt"]), Given(SHARDS=["default"]), "SHARDS names the database 'defualt'"),
+    (
+        "W008",
+        Given(REQUIRED=True),
+        Given(REQUIRED=True, ANONYMOUS="refuse"),
+        MIDDLEWARE,
+    ),
+    (
+        "W012",
+        Given(ENABLED=False),
+        Given(),
+        "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored",
+    ),
+    (
+        "W012",
+        Given(DASHBOARD={"OBSERVE": 60}),
+        Given(),
+        "requests are only observed, and retries run again.",
+    ),
+    (
+        "E023",
+        Given(STORES=MISSPELT, STORE="redis"),
+        Given(),
+        "STORES has no 'redis': did you mean 'redsi'?",
+    ),
+    (
+        "E023",
+        views(using="ledger"),
+        views(using="default"),
+        "using is 'ledger', which is not in DATABASES.",
+    ),
+    (
+        "E023",
+        Given(SHARDS=["defualt"]),
+        Given(SHARDS=["default"]),
+        "SHARDS names the database 'defualt'",
+    ),
     (
         "E023",
         Given(USING=str),
@@ -82,9 +144,24 @@ table(
         Given(idempotent(store="memory", mode="lease")(view), STORES=MEMORY),
         "wrong.view: The policy is in atomic mode, but the store 'memory' (MemoryStore) can't commit",
     ),
-    ("E037", Given(CONSUMERS=["nowhere.at.all"]), Given(CONSUMERS=[]), "nowhere.at.all: No module named 'nowhere'"),
-    ("W038", Given(CONSUMERS=[f"{RUNNERS}.late"]), Given(CONSUMERS=[f"{RUNNERS}.memory"]), f"{RUNNERS}.{WAITS}"),
-    ("W038", Given(CONSUMERS=[f"{RUNNERS}.late"]), Given(CONSUMERS=[f"{RUNNERS}.memory"]), f"{RUNNERS}.{FORGETS}"),
+    (
+        "E037",
+        Given(CONSUMERS=["nowhere.at.all"]),
+        Given(CONSUMERS=[]),
+        "nowhere.at.all: No module named 'nowhere'",
+    ),
+    (
+        "W038",
+        Given(CONSUMERS=[f"{RUNNERS}.late"]),
+        Given(CONSUMERS=[f"{RUNNERS}.memory"]),
+        f"{RUNNERS}.{WAITS}",
+    ),
+    (
+        "W038",
+        Given(CONSUMERS=[f"{RUNNERS}.late"]),
+        Given(CONSUMERS=[f"{RUNNERS}.memory"]),
+        f"{RUNNERS}.{FORGETS}",
+    ),
 )
 
 
@@ -101,7 +178,9 @@ def no_dict(project):
 )
 def options_of_an_outbox_that_is_not_installed(project):
     installed = project.settings.INSTALLED_APPS
-    project.settings.INSTALLED_APPS = [app for app in installed if app != "django_idempotency.contrib.outbox"]
+    project.settings.INSTALLED_APPS = [
+        app for app in installed if app != "django_idempotency.contrib.outbox"
+    ]
     project(OUTBOX={"BATCH": 1})
     yield
     project.settings.INSTALLED_APPS = installed
@@ -127,7 +206,9 @@ def lock_elsewhere_than_in_postgresql(project):
     project(ATOMIC=Atomic(claim="lock"), USING="lite", MODE="lease")
 
 
-@wrong("W039", f"{RUNNERS}.by_lock: a message that kills its process is never given up.")
+@wrong(
+    "W039", f"{RUNNERS}.by_lock: a message that kills its process is never given up."
+)
 def crashes_that_nothing_counts(project):
     project(CONSUMERS=[f"{RUNNERS}.by_lock"])
     yield

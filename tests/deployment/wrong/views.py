@@ -127,7 +127,12 @@ table(
     (
         "W022",
         Given(idempotent(Unused).as_view()),
-        Given(*(idempotent(cls).as_view() for cls in (Page, Dispatcher, Delegating, new(Api)))),
+        Given(
+            *(
+                idempotent(cls).as_view()
+                for cls in (Page, Dispatcher, Delegating, new(Api))
+            )
+        ),
         "views.Unused is not protected: its dispatch() does not call the handler post().",
     ),
     (
@@ -141,16 +146,40 @@ table(
         ),
         "APIView lets anonymous callers in, but has no scope for callers who are not users",
     ),
-    ("W020", Given(protected(HasAPIKey)), Given(protected(IsAuthenticated)), "authenticates callers by HasAPIKey, but"),
+    (
+        "W020",
+        Given(protected(HasAPIKey)),
+        Given(protected(IsAuthenticated)),
+        "authenticates callers by HasAPIKey, but",
+    ),
     (
         "W020",
         Given(protected(IsAuthenticated, authentication_classes=())),
-        Given(protected(IsAuthenticated, authentication_classes=(), policy={"scope": repr})),
+        Given(
+            protected(
+                IsAuthenticated, authentication_classes=(), policy={"scope": repr}
+            )
+        ),
         "APIView has no authentication_classes, but has no scope",
     ),
-    ("E015", Given(Policed.as_view()), IN_ORDER, "Policed has a policy in its attribute idempotency_policy, which"),
-    ("E015", Given(new(Api, idempotency_policy=POLICY).as_view()), IN_ORDER, "Api has a policy in its attribute"),
-    ("E015", Given(Policies.as_view()), IN_ORDER, "Policies has a policy in its attribute policy, which"),
+    (
+        "E015",
+        Given(Policed.as_view()),
+        IN_ORDER,
+        "Policed has a policy in its attribute idempotency_policy, which",
+    ),
+    (
+        "E015",
+        Given(new(Api, idempotency_policy=POLICY).as_view()),
+        IN_ORDER,
+        "Api has a policy in its attribute",
+    ),
+    (
+        "E015",
+        Given(Policies.as_view()),
+        IN_ORDER,
+        "Policies has a policy in its attribute policy, which",
+    ),
     (
         "W021",
         Given(idempotent(login_required(view))),
@@ -160,21 +189,35 @@ table(
 )
 
 
-@wrong("E019", "Adding is in atomic mode, but writes to 'lite' while its records are in 'default'.")
+@wrong(
+    "E019",
+    "Adding is in atomic mode, but writes to 'lite' while its records are in 'default'.",
+)
 def effects_in_another_database(project):
-    elsewhere = type("Adding", (Adding,), {"queryset": User.objects.using(project.second_database())})
+    elsewhere = type(
+        "Adding", (Adding,), {"queryset": User.objects.using(project.second_database())}
+    )
     project.views(idempotent(elsewhere).as_view())
     yield
-    project.views(idempotent(mode="lease")(elsewhere).as_view(), idempotent(using="lite")(elsewhere).as_view())
+    project.views(
+        idempotent(mode="lease")(elsewhere).as_view(),
+        idempotent(using="lite")(elsewhere).as_view(),
+    )
 
 
-@wrong("W020", "wrong.view authenticates callers by callers_with_keys_of_ninja", pytest.mark.openapi)
+@wrong(
+    "W020",
+    "wrong.view authenticates callers by callers_with_keys_of_ninja",
+    pytest.mark.openapi,
+)
 def callers_with_keys_of_ninja(project):
     from ninja import NinjaAPI
     from ninja.security import APIKeyHeader, django_auth
 
     def mounted(auth, **policy):
-        api = NinjaAPI(urls_namespace=f"{auth} {policy}", docs_url=None, openapi_url=None)
+        api = NinjaAPI(
+            urls_namespace=f"{auth} {policy}", docs_url=None, openapi_url=None
+        )
         api.post("/pay", auth=auth)(idempotent(**policy)(view))
         return api.urls
 
@@ -187,7 +230,10 @@ def callers_with_keys_of_ninja(project):
     project.views(mounted(Keys(), scope=repr), mounted(django_auth))
 
 
-@wrong("E013", "wrong.views.Revisions opens a transaction around every view, in which no key can be claimed")
+@wrong(
+    "E013",
+    "wrong.views.Revisions opens a transaction around every view, in which no key can be claimed",
+)
 def revisions_in_a_transaction(project):
     project.settings.MIDDLEWARE = [f"{__name__}.Revisions"]
     yield

@@ -7,7 +7,9 @@ from urllib.parse import unquote, urlsplit
 
 from django_idempotency import Lease
 
-address = urlsplit(os.environ.get("DATABASE_URL", "postgres://postgres@127.0.0.1:5432/bare"))
+address = urlsplit(
+    os.environ.get("DATABASE_URL", "postgres://postgres@127.0.0.1:5432/bare")
+)
 SECRET_KEY = "not a secret: tests"
 ALLOWED_HOSTS = ["*"]
 DATABASES = {
@@ -51,7 +53,9 @@ TEMPLATES = [
         },
     }
 ]
-MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # for Django 6.1
+MAILERS = {
+    "default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}
+}  # for Django 6.1
 IDEMPOTENCY = {"LEASE": Lease(seconds=20)}
 ROOT_URLCONF = "tests.support.admin_urls"
 USE_TZ = True

@@ -11,8 +11,12 @@ def compare_exactly(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
     """Compare text by the byte on MariaDB and MySQL, as other databases do."""
     connection: Any = editor.connection
     if connection.vendor == "mysql":
-        collation = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
-        editor.execute(f"ALTER TABLE django_idempotency_counter CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}")
+        collation = (
+            "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        )
+        editor.execute(
+            f"ALTER TABLE django_idempotency_counter CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
+        )
 
 
 class Migration(migrations.Migration):
@@ -27,7 +31,13 @@ class Migration(migrations.Migration):
                 (
                     "pk",
                     models.CompositePrimaryKey(
-                        "since", "view", "event", blank=True, editable=False, primary_key=True, serialize=False
+                        "since",
+                        "view",
+                        "event",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
                     ),
                 ),
                 ("since", models.DateTimeField()),
@@ -43,14 +53,21 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="IdempotencyObservation",
             fields=[
-                ("digest", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                (
+                    "digest",
+                    models.UUIDField(editable=False, primary_key=True, serialize=False),
+                ),
                 ("seen_at", models.DateTimeField()),
                 ("found", models.IntegerField()),
             ],
             options={
                 "db_table": "django_idempotency_observation",
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["seen_at"], name="idempotency_observation_seen")],
+                "indexes": [
+                    models.Index(
+                        fields=["seen_at"], name="idempotency_observation_seen"
+                    )
+                ],
             },
         ),
         # MariaDB and MySQL can take no DDL back.

@@ -30,7 +30,9 @@ class LocalPublisher(Publisher):
     """
 
     def __init__(self, handler: Callable[[Event], Any] | str) -> None:
-        self.handler: Callable[[Event], Any] = import_string(handler) if isinstance(handler, str) else handler
+        self.handler: Callable[[Event], Any] = (
+            import_string(handler) if isinstance(handler, str) else handler
+        )
 
     def connect(self) -> None:
         """Open nothing: the handler does."""
@@ -38,7 +40,11 @@ class LocalPublisher(Publisher):
     def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
         deadline = time.monotonic() + timeout
         for number, event in enumerate(events):
-            yield NotSent(event) if number and time.monotonic() > deadline else self._outcome(event)
+            yield (
+                NotSent(event)
+                if number and time.monotonic() > deadline
+                else self._outcome(event)
+            )
 
     def _outcome(self, event: Event) -> Outcome:
         try:

@@ -23,7 +23,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from httpcore2 import AsyncNetworkStream
 
-from django_idempotency.messages.publisher import Confirmed, Event, NotSent, Outcome, Publisher, Refused
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    Event,
+    NotSent,
+    Outcome,
+    Publisher,
+    Refused,
+)
 from django_idempotency.reporting.logs import log
 
 SILENT = 5  # times in a row that an endpoint does not respond before it is left alone
@@ -70,14 +77,18 @@ class WebhookPublisher(Publisher):
             raise ImproperlyConfigured("Set either url and secret, or endpoint.")
         only = Endpoint(url, [secret])
         self.endpoint: Callable[[Event], Endpoint] = (
-            import_string(endpoint) if isinstance(endpoint, str) else endpoint or (lambda _event: only)
+            import_string(endpoint)
+            if isinstance(endpoint, str)
+            else endpoint or (lambda _event: only)
         )
         self.concurrency = concurrency
         self.share = max(1, concurrency // 4) if endpoint else concurrency
         self.timeout = timeout
         self.allow_private = allow_private
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._silent: dict[str, tuple[int, float]] = {}  # by URL: how often in a row, and until when it is left alone
+        self._silent: dict[
+            str, tuple[int, float]
+        ] = {}  # by URL: how often in a row, and until when it is left alone
 
     def connect(self) -> None:
         if self._loop is None:
@@ -85,14 +96,18 @@ class WebhookPublisher(Publisher):
             self._client = httpcore2.AsyncConnectionPool(
                 ssl_context=ssl.create_default_context(),
                 max_connections=self.concurrency,
-                network_backend=_Addresses(self.timeout, allow_private=self.allow_private),
+                network_backend=_Addresses(
+                    self.timeout, allow_private=self.allow_private
+                ),
             )
 
     def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
         assert self._loop is not None
         deadline, run = time.monotonic() + timeout, self._loop.run_until_complete
         slots = asyncio.Semaphore(self.concurrency)
-        shares: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self.share))
+        shares: dict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(self.share)
+        )
         posts = list[_Post]()
         for event in events:
             try:
@@ -100,12 +115,24 @@ class WebhookPublisher(Publisher):
             except ImproperlyConfigured as error:
                 yield Refused(event, str(error))
             except Exception as error:  # from the project's endpoint(): the event's fault, not the relay's
-                log(logging.ERROR, "outbox_publisher", "outbox: endpoint() failed", error=error)
+                log(
+                    logging.ERROR,
+                    "outbox_publisher",
+                    "outbox: endpoint() failed",
+                    error=error,
+                )
                 yield Refused(event, f"endpoint() raised {type(error).__name__}")
-        waiting = {self._loop.create_task(self._post(post, shares[post.url], slots)) for post in posts}
+        waiting = {
+            self._loop.create_task(self._post(post, shares[post.url], slots))
+            for post in posts
+        }
         try:
             while waiting and (left := deadline - time.monotonic()) > 0:
-                ended, waiting = run(asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED))
+                ended, waiting = run(
+                    asyncio.wait(
+                        waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    )
+                )
                 yield from (task.result() for task in ended)
         finally:
             for task in waiting:
@@ -114,29 +141,45 @@ class WebhookPublisher(Publisher):
                 run(asyncio.wait(waiting))
         yield from (NotSent(post.event) for post in posts if not post.begun)
 
-    async def _post(self, post: _Post, share: asyncio.Semaphore, slots: asyncio.Semaphore) -> Outcome:
+    async def _post(
+        self, post: _Post, share: asyncio.Semaphore, slots: asyncio.Semaphore
+    ) -> Outcome:
         async with share, slots:
             post.begun = True
             silences, left_alone_until = self._silent.get(post.url, (0, 0.0))
             if time.monotonic() < left_alone_until:
-                return Refused(post.event, f"the endpoint is left alone: it did not respond {silences} times")
+                return Refused(
+                    post.event,
+                    f"the endpoint is left alone: it did not respond {silences} times",
+                )
             try:
                 async with asyncio.timeout(self.timeout):
-                    request = self._client.stream("POST", post.url, headers=post.headers, content=post.event.payload)
+                    request = self._client.stream(
+                        "POST",
+                        post.url,
+                        headers=post.headers,
+                        content=post.event.payload,
+                    )
                     async with request as response:
                         status = response.status
             except NotPublic:
                 return Refused(post.event, "the endpoint's address is not public")
             except httpcore2.LocalProtocolError:
                 return Refused(post.event, "its headers can't be sent by HTTP")
-            except Exception:  # the text of which may tell of the network in which the relay is
+            except (
+                Exception
+            ):  # the text of which may tell of the network in which the relay is
                 again = time.monotonic() + LEFT_ALONE if silences + 1 >= SILENT else 0.0
                 self._silent[post.url] = silences + 1, again
                 return Refused(post.event, "the endpoint did not respond")
         self._silent.pop(post.url, None)
         if 200 <= status < 300:
             return Confirmed(post.event)
-        return Refused(post.event, f"the endpoint responded with {status}", permanent=status == GONE)
+        return Refused(
+            post.event,
+            f"the endpoint responded with {status}",
+            permanent=status == GONE,
+        )
 
     def close(self) -> None:
         loop, self._loop = self._loop, None
@@ -151,8 +194,14 @@ class _Post:
     def __init__(self, event: Event, endpoint: Endpoint) -> None:
         parts = urlsplit(endpoint.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ImproperlyConfigured("A webhook's URL must begin with https:// or http://, and a host.")
-        self.event, self.url, self.headers = event, endpoint.url, _headers(event, endpoint)
+            raise ImproperlyConfigured(
+                "A webhook's URL must begin with https:// or http://, and a host."
+            )
+        self.event, self.url, self.headers = (
+            event,
+            endpoint.url,
+            _headers(event, endpoint),
+        )
         self.begun = False
 
 
@@ -167,14 +216,24 @@ class _Addresses(httpcore2.AnyIOBackend):
         self.timeout = timeout
         self.allow_private = allow_private
 
-    async def connect_tcp(self, host: str, port: int, *_arguments: Any, **_options: Any) -> AsyncNetworkStream:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    async def connect_tcp(
+        self, host: str, port: int, *_arguments: Any, **_options: Any
+    ) -> AsyncNetworkStream:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )
         addresses = dict.fromkeys(str(address[0]) for *_kind, address in found)
-        usable = [address for address in addresses if self.allow_private or _is_public(address)]
+        usable = [
+            address
+            for address in addresses
+            if self.allow_private or _is_public(address)
+        ]
         error: Exception = NotPublic()
         for address in usable:
             try:
-                return await super().connect_tcp(address, port, timeout=self.timeout / len(usable))
+                return await super().connect_tcp(
+                    address, port, timeout=self.timeout / len(usable)
+                )
             except (httpcore2.NetworkError, httpcore2.TimeoutException) as failure:
                 error = failure
         raise error
@@ -194,16 +253,27 @@ def signature(secret: str, id: str, timestamp: int, body: bytes) -> str:
     except (binascii.Error, ValueError):
         key = b""
     if not key:
-        raise ImproperlyConfigured(f"A webhook's secret must be {PREFIX} followed by base64.")
-    signed = hmac.new(key, f"{id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+        raise ImproperlyConfigured(
+            f"A webhook's secret must be {PREFIX} followed by base64."
+        )
+    signed = hmac.new(
+        key, f"{id}.{timestamp}.".encode() + body, hashlib.sha256
+    ).digest()
     return f"v1,{base64.b64encode(signed).decode()}"
 
 
 def _headers(event: Event, endpoint: Endpoint) -> dict[bytes | str, bytes | str]:
     now = int(time.time())
-    signatures = [signature(secret, str(event.id), now, event.payload) for secret in endpoint.secrets]
+    signatures = [
+        signature(secret, str(event.id), now, event.payload)
+        for secret in endpoint.secrets
+    ]
     return {
-        **{name: value for name, value in event.headers.items() if name not in OURS and name[:8] != "webhook-"},
+        **{
+            name: value
+            for name, value in event.headers.items()
+            if name not in OURS and name[:8] != "webhook-"
+        },
         "content-type": event.content_type,
         "webhook-id": str(event.id),
         "webhook-timestamp": str(now),

@@ -33,20 +33,32 @@ DONE = {Act.REQUEUE: "requeued", Act.DISCARD: "discarded"}
 
 
 class Command(MaintenanceCommand):
-    help = "Publishes the events of the outbox, shows its state, and handles dead letters."
+    help = (
+        "Publishes the events of the outbox, shows its state, and handles dead letters."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         for name, action in self.add_actions(parser, ACTIONS):
             help = "alias; by default, the database that publish writes to"
             action.add_argument("--database", choices=list(connections), help=help)
             if name != "relay":
-                action.add_argument("--json", action="store_true", help="report as JSON, one object per line")
+                action.add_argument(
+                    "--json",
+                    action="store_true",
+                    help="report as JSON, one object per line",
+                )
             if name != "status":
                 getattr(self, f"_add_{name}")(action)
 
     def _add_relay(self, action: CommandParser) -> None:
-        action.add_argument("--publisher", action="append", help="only this publisher; may be given several times")
-        action.add_argument("--once", action="store_true", help="publish pending events, then exit")
+        action.add_argument(
+            "--publisher",
+            action="append",
+            help="only this publisher; may be given several times",
+        )
+        action.add_argument(
+            "--once", action="store_true", help="publish pending events, then exit"
+        )
 
     def _add_dead(self, action: CommandParser) -> None:
         action.add_argument("--topic", help="only of this topic")
@@ -68,17 +80,31 @@ class Command(MaintenanceCommand):
 
     def _status(self, options: dict[str, Any]) -> None:
         for figures in maintenance.figures(using=self.database):
-            error = maintenance.first_failure(figures.publisher, using=self.database) if figures.failing else ""
+            error = (
+                maintenance.first_failure(figures.publisher, using=self.database)
+                if figures.failing
+                else ""
+            )
             parts = [f"{figures.publisher}: {figures.pending} pending"]
             if figures.oldest:
-                parts.append(f"the oldest since {in_zone(figures.oldest).isoformat(' ', 'seconds')}")
+                parts.append(
+                    f"the oldest since {in_zone(figures.oldest).isoformat(' ', 'seconds')}"
+                )
             others = f"{figures.failing} failing, {figures.dead} dead, {figures.relays} live relays."
             why = f" The first failing event: {error}" if error else ""
-            self.report({**asdict(figures), "error": error}, f"{', '.join(parts)}; {others}{why}", options)
+            self.report(
+                {**asdict(figures), "error": error},
+                f"{', '.join(parts)}; {others}{why}",
+                options,
+            )
 
     def _dead(self, options: dict[str, Any]) -> None:
-        for event in maintenance.dead_letters(topic=options["topic"], using=self.database)[: options["limit"]]:
-            self.report({name: getattr(event, name) for name in SHOWN}, _line(event), options)
+        for event in maintenance.dead_letters(
+            topic=options["topic"], using=self.database
+        )[: options["limit"]]:
+            self.report(
+                {name: getattr(event, name) for name in SHOWN}, _line(event), options
+            )
 
     def _requeue(self, options: dict[str, Any]) -> None:
         if not (options["event"] or options["topic"] or options["all"]):
@@ -88,14 +114,23 @@ class Command(MaintenanceCommand):
     def _discard(self, options: dict[str, Any]) -> None:
         self._decide(Act.DISCARD, options)
 
-    def _decide(self, act: Act, options: dict[str, Any], topic: str | None = None) -> None:
+    def _decide(
+        self, act: Act, options: dict[str, Any], topic: str | None = None
+    ) -> None:
         by = self.operator(options, act.permission)
-        letters = maintenance.dead_letters(options["event"] or None, topic=topic, using=self.database)
+        letters = maintenance.dead_letters(
+            options["event"] or None, topic=topic, using=self.database
+        )
         done, refused = decide(act, letters, by=by, note=options["note"])
-        left_alone = "".join(f" {count} left alone: {why.label}" for why, count in refused.items())
+        left_alone = "".join(
+            f" {count} left alone: {why.label}" for why, count in refused.items()
+        )
         if left_alone and not done:
             raise CommandError(left_alone.strip())
-        facts = {DONE[act]: done, "refused": {why.value: count for why, count in refused.items()}}
+        facts = {
+            DONE[act]: done,
+            "refused": {why.value: count for why, count in refused.items()},
+        }
         self.report(facts, f"{done} {DONE[act]}.{left_alone}", options)
 
     # --- relaying
@@ -103,7 +138,9 @@ class Command(MaintenanceCommand):
     def _relay(self, options: dict[str, Any]) -> None:
         aliases = options["publisher"] or list(settings().publishers)
         if not aliases:
-            raise CommandError("There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no PUBLISHERS.")
+            raise CommandError(
+                "There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no PUBLISHERS."
+            )
         try:
             relays = [EventRelay(alias, using=self.database) for alias in aliases]
         except ImproperlyConfigured as error:
@@ -122,8 +159,13 @@ class Command(MaintenanceCommand):
     def _run(self, relays: Sequence[EventRelay], verbosity: int) -> None:
         """Run each relay in a thread of its own, so that none waits for another's broker. If one fails, all end."""
         if verbosity > 0:
-            self.stdout.write(f"relaying to {', '.join(relay.alias for relay in relays)}")
-        with ended_by_signal() as stop, ThreadPoolExecutor(len(relays), "relay") as threads:
+            self.stdout.write(
+                f"relaying to {', '.join(relay.alias for relay in relays)}"
+            )
+        with (
+            ended_by_signal() as stop,
+            ThreadPoolExecutor(len(relays), "relay") as threads,
+        ):
             running = [threads.submit(_run, relay, stop) for relay in relays]
         for relay in running:
             relay.result()

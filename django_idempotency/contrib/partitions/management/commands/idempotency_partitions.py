@@ -7,7 +7,16 @@ from django.core.management.base import CommandParser
 
 from django_idempotency.contrib.partitions.conversion import enable, enable_plan
 from django_idempotency.contrib.partitions.layout import stamp
-from django_idempotency.contrib.partitions.upkeep import AHEAD, Dropped, Ensured, Standing, Status, drop, ensure, status
+from django_idempotency.contrib.partitions.upkeep import (
+    AHEAD,
+    Dropped,
+    Ensured,
+    Standing,
+    Status,
+    drop,
+    ensure,
+    status,
+)
 from django_idempotency.management.base import MaintenanceCommand, number
 
 PLAIN = "The table is not partitioned: nothing to do."
@@ -22,8 +31,15 @@ class Command(MaintenanceCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("action", choices=["enable", "ensure", "drop", "status"])
-        parser.add_argument("--ahead", type=number, default=AHEAD, help="for ensure: how many days ahead")
-        parser.add_argument("--yes", action="store_true", help="for enable: make the change")
+        parser.add_argument(
+            "--ahead",
+            type=number,
+            default=AHEAD,
+            help="for ensure: how many days ahead",
+        )
+        parser.add_argument(
+            "--yes", action="store_true", help="for enable: make the change"
+        )
 
     def work(self, *, action: str, **options: Any) -> bool:
         return getattr(self, f"_{action}")(options) is not False
@@ -39,7 +55,9 @@ class Command(MaintenanceCommand):
             )
             return
         statements = enable_plan(**self.where)
-        words = "\n".join(f"{statement};" for statement in statements) or "Nothing to do."
+        words = (
+            "\n".join(f"{statement};" for statement in statements) or "Nothing to do."
+        )
         self.report({"statements": statements}, words, options)
         if statements:
             self.stderr.write("Nothing has been changed yet. Pass --yes to run this.")
@@ -81,15 +99,24 @@ def _dropped(dropped: Dropped) -> str:
 
 
 def _stands(found: Status) -> str:
-    left = [f"{name} is detached, but not dropped yet: run drop." for name in found.left_behind]
+    left = [
+        f"{name} is detached, but not dropped yet: run drop."
+        for name in found.left_behind
+    ]
     if not found.partitioned:
         return "\n".join([*left, "The table is not partitioned."])
     until = stamp(found.covered_until) if found.covered_until else None
     short = " That is too short: run ensure." if found.short else ""
-    return "\n".join([*map(_line, found.partitions), *left, f"{_covered(until)}{short}"])
+    return "\n".join(
+        [*map(_line, found.partitions), *left, f"{_covered(until)}{short}"]
+    )
 
 
 def _line(standing: Standing) -> str:
     lower, upper = (end and stamp(end) for end in (standing.lower, standing.upper))
-    fate = "is being dropped: run drop" if standing.retired else standing.kept or "can be dropped"
+    fate = (
+        "is being dropped: run drop"
+        if standing.retired
+        else standing.kept or "can be dropped"
+    )
     return f"{standing.name}: {lower or '…'} – {upper or '…'}; {fate}"
