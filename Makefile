@@ -17,14 +17,15 @@ demo: .venv/.serve ## retries, duplicates and a killed worker against a real ser
 serve: .venv/.serve ## the test project's payments service on $PORT (8000) in $WORKERS processes (2), with the admin (admin/admin)
 	@$(BIN)/python -m testproject serve
 
-test-quick: .venv/.test ## the laws, the engine, HTTP and what needs no database, in two minutes
+test-quick: .venv/.test ## the laws, the engine, HTTP and what needs no database, in some three minutes
 	@LEAVE_OUT="slow server browser" $(PYTEST) tests/laws tests/engine tests/http tests/unit
 
 test: .venv/.test ## the tests, in $WORKERS processes (4), on $DATABASE_URL or else the shorter ones on an embedded PostgreSQL
 	@$(if $(DATABASE_URL)$(EXHAUSTIVE),EXHAUSTIVE=1,LEAVE_OUT=slow) $(PYTEST)
 
-test-citus: .venv/.dev ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL
+test-citus: .venv/.dev ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL; then its servers are killed
 	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) tests/laws tests/stores tests/maintenance
+	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) -n 0 -s tests/contrib/citus/test_citus.py
 
 faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and every state of the models
 	@$(BIN)/python -m tests.faults
@@ -41,7 +42,7 @@ audit: .venv/.lint ## bandit, which needs no network; CONTRIBUTING.md says how d
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --confidence-level medium \
 		--recursive django_idempotency
 
-types: .venv/.dev ## mypy
+types: .venv/.types ## mypy
 	@$(BIN)/mypy
 
 migrations-check: .venv/.serve ## no model without its migration

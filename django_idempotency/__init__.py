@@ -1,4 +1,6 @@
-"""Idempotency keys for Django: a request or a message runs once, and each retry gets the first response."""
+"""Idempotency keys for Django: a request or a message runs once, and each retry gets
+the first response.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,18 @@ from typing import TYPE_CHECKING
 from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
+    from django_idempotency.engine.context import current
+    from django_idempotency.http.key_sources import body_field
     from django_idempotency.http.placement import idempotency_exempt, idempotent
+    from django_idempotency.http.requests import IdempotentRequest
     from django_idempotency.messages import Message, consume
+    from django_idempotency.messages.once import once, run_once
     from django_idempotency.values.exceptions import (
         ClaimLost,
+        Hold,
         IdempotencyError,
+        NotRun,
+        Rejected,
         StoreUnavailable,
         TerminalFailure,
     )
@@ -19,12 +28,13 @@ if TYPE_CHECKING:
         Atomic,
         Body,
         Fingerprint,
-        Keys,
+        Key,
         Lease,
         Limits,
         Policy,
         retention_for,
     )
+    from django_idempotency.values.problems import Problem
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,18 +42,27 @@ __all__ = [
     "Body",
     "ClaimLost",
     "Fingerprint",
+    "Hold",
     "IdempotencyError",
-    "Keys",
+    "IdempotentRequest",
+    "Key",
     "Lease",
     "Limits",
     "Message",
+    "NotRun",
     "Policy",
+    "Problem",
+    "Rejected",
     "StoreUnavailable",
     "TerminalFailure",
+    "body_field",
     "consume",
+    "current",
     "idempotency_exempt",
     "idempotent",
+    "once",
     "retention_for",
+    "run_once",
 ]
 
 _VALUES = "django_idempotency.values"
@@ -51,7 +70,15 @@ __getattr__ = lazily(
     __name__,
     {
         **dict.fromkeys(
-            ("ClaimLost", "IdempotencyError", "StoreUnavailable", "TerminalFailure"),
+            (
+                "ClaimLost",
+                "Hold",
+                "IdempotencyError",
+                "NotRun",
+                "Rejected",
+                "StoreUnavailable",
+                "TerminalFailure",
+            ),
             f"{_VALUES}.exceptions",
         ),
         **dict.fromkeys(
@@ -59,7 +86,7 @@ __getattr__ = lazily(
                 "Atomic",
                 "Body",
                 "Fingerprint",
-                "Keys",
+                "Key",
                 "Lease",
                 "Limits",
                 "Policy",
@@ -70,7 +97,12 @@ __getattr__ = lazily(
         **dict.fromkeys(
             ("idempotency_exempt", "idempotent"), "django_idempotency.http.placement"
         ),
+        **dict.fromkeys(("once", "run_once"), "django_idempotency.messages.once"),
+        "Problem": f"{_VALUES}.problems",
+        "IdempotentRequest": "django_idempotency.http.requests",
+        "body_field": "django_idempotency.http.key_sources",
         "Message": "django_idempotency.messages.message",
         "consume": "django_idempotency.messages.consumer",
+        "current": "django_idempotency.engine.context",
     },
 )

@@ -20,6 +20,6 @@ class DjangoIdempotencyConfig(AppConfig):
 
         register(CHECKS, label=self.label, page="checks")
         handlers.install()
-        events.listen(events.log_event)
+        events.receivers.register(events.log_event)
         post_migrate.connect(create_after_migrate, sender=self)
         instrumentation.install()

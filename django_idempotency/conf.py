@@ -1,4 +1,6 @@
-"""The ``IDEMPOTENCY`` setting, read live. The only module that reads ``django.conf.settings``."""
+"""The ``IDEMPOTENCY`` setting, read live. The only module that reads
+``django.conf.settings``.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,29 @@ import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any
+from zoneinfo import ZoneInfo
 
+from django.apps import apps
 from django.conf import settings
 from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_idempotency.values.policy import Atomic, Body, Lease, Policy
+from django_idempotency.values.policy import Atomic, Lease, Policy
+from django_idempotency.values.registry import Registry
 from django_idempotency.values.rules import (
     BACKENDS,
-    BOOLEAN,
     MAPPING,
     Kept,
+    Options,
     Rule,
     Seconds,
-    an,
     conform,
+    instance_of,
     is_expression,
     listed,
     names_from,
@@ -38,7 +44,6 @@ from django_idempotency.values.rules import (
     seconds,
     text,
     unknown_names,
-    validate,
 )
 
 KEY_LENGTH = 32  # bytes
@@ -46,7 +51,9 @@ SHORTEST_TOKEN = 16
 
 
 def decoded_key(key: object) -> bytes:
-    """Return the bytes of a base64 key, in either base64 alphabet; ``b""`` if it is not valid base64."""
+    """Return the bytes of a base64 key, in either base64 alphabet; ``b""`` if it is not
+    valid base64.
+    """
     if isinstance(key, bytes):
         return key
     try:
@@ -57,10 +64,6 @@ def decoded_key(key: object) -> bytes:
         return b""
 
 
-_HEADER = text(
-    "the name of a header, such as 'Idempotency-Key'",
-    re.compile(r"[A-Za-z0-9-]+").fullmatch,
-)
 _EXPRESSIONS = listed(
     "regular expressions", lambda value: isinstance(value, str) and is_expression(value)
 )
@@ -68,9 +71,6 @@ _PATHS = listed(
     "dotted paths, such as 'shop.consumers.receipts'",
     lambda path: isinstance(path, str) and "." in path,
 )
-OBSERVE = or_none(
-    seconds(10)
-)  # an option of the dashboard that switches the entry points
 _SHARDS = listed(
     "aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias)
 )
@@ -97,7 +97,8 @@ SecretKeys = Sequence[str] | Callable[[], Sequence[str | bytes]]
 
 
 def _provided(name: str, keys: SecretKeys) -> tuple[bytes, ...]:
-    """Return the bytes of the keys in a setting, newest first. A callable is called for them.
+    """Return the bytes of the keys in a setting, newest first. A callable is called for
+    them.
 
     Raises ``ImproperlyConfigured`` if the callable fails or does not return keys.
     """
@@ -124,19 +125,26 @@ KEY_ID = 4  # bytes
 
 
 def digest_key_id(key: bytes) -> bytes:
-    """Return an id that distinguishes a digest key from others and reveals nothing about it."""
+    """Return an id that distinguishes a digest key from others and reveals nothing
+    about it.
+    """
     return hashlib.sha256(b"django-idempotency digest key " + key).digest()[:KEY_ID]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conf:
-    """The settings that no view overrides, and the policy that every view starts from: see ``docs/settings.md``."""
+# Functions of wings. If one returns true, entry points only watch requests.
+suspensions: Registry[Callable[[], bool]] = Registry()
 
-    enabled: bool = option(True, BOOLEAN)
-    atomic: Atomic = option(Atomic(), an(Atomic))
-    lease: Lease = option(Lease(), an(Lease))
+
+@dataclass(frozen=True, kw_only=True)
+class Conf(Options):
+    """The settings that no view overrides, and the policy that every view starts from:
+    see ``docs/settings.md``.
+    """
+
+    enabled: bool = option(True)
+    atomic: Atomic = option(Atomic(), instance_of(Atomic))
+    lease: Lease = option(Lease(), instance_of(Lease))
     max_waiters: int = option(4, number(0, 1_000_000))
-    header: str = option("Idempotency-Key", _HEADER)
     exempt_paths: Sequence[str] = option((), _EXPRESSIONS)
     problem_type_base_url: str | None = option(
         None, or_none(text("the beginning of a URL"))
@@ -159,21 +167,12 @@ class Conf:
     stores: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict, repr=False, metadata={"rule": BACKENDS}
     )
-    outbox: Mapping[str, Any] = field(
-        default_factory=dict, repr=False, metadata={"rule": MAPPING}
-    )
-    dashboard: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"rule": MAPPING}
-    )
     policy: Policy = field(default_factory=Policy)
+    # of apps, by the names in ``idempotency_setting`` of their ``AppConfig``
+    of_apps: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        validate(self)
-        conform(
-            'IDEMPOTENCY["DASHBOARD"]["OBSERVE"]',
-            self.dashboard.get("OBSERVE"),
-            OBSERVE,
-        )
+        super().__post_init__()
         object.__setattr__(self, "policy", self.complete(self.policy))
 
     def complete(self, policy: Policy) -> Policy:
@@ -187,12 +186,7 @@ class Conf:
 
     @cached_property
     def protects(self) -> bool:
-        return self.enabled and not self.observes
-
-    @cached_property
-    def observes(self) -> bool:
-        """Whether entry points only watch requests, as the dashboard's ``OBSERVE`` has them do."""
-        return self.enabled and self.dashboard.get("OBSERVE") is not None
+        return self.enabled and not any(suspended() for suspended in suspensions)
 
     @cached_property
     def encryption(self) -> tuple[bytes, ...]:
@@ -200,9 +194,11 @@ class Conf:
 
     @cached_property
     def digests(self) -> Mapping[bytes, bytes]:
-        """The digest keys by their ids, newest first: those that are set, then those derived from encryption keys.
+        """The digest keys by their ids, newest first: those that are set, then those
+        derived from encryption keys.
 
-        Because of the derived keys, digests made before a digest key was set remain comparable.
+        Because of the derived keys, digests made before a digest key was set remain
+        comparable.
         """
         derived = (hmac.digest(key, DERIVED, "sha256") for key in self.encryption)
         return {digest_key_id(key): key for key in (*self.own_digest_keys, *derived)}
@@ -210,10 +206,6 @@ class Conf:
     @cached_property
     def own_digest_keys(self) -> tuple[bytes, ...]:
         return _provided("DIGEST_KEYS", self.digest_keys)
-
-    @cached_property
-    def meta_name(self) -> str:
-        return "HTTP_" + self.header.upper().replace("-", "_")
 
     @cached_property
     def exempt(self) -> re.Pattern[str] | None:
@@ -232,29 +224,40 @@ NAMES = frozenset(name.upper() for name in GLOBAL_NAMES | rules(Policy).keys())
 def conf() -> Conf:
     """Return the settings in force.
 
-    Raises ``ImproperlyConfigured``; for an unknown name, the message suggests the nearest valid one.
+    Raises ``ImproperlyConfigured``; for an unknown name, the message suggests the
+    nearest valid one.
     """
     stated = getattr(settings, "IDEMPOTENCY", {})
     if not isinstance(stated, Mapping):
         raise ImproperlyConfigured(f"IDEMPOTENCY is {stated!r}; it must be a dict.")
+    of_apps = {
+        name: stated[name]
+        for app in apps.app_configs.values()
+        if (name := str(getattr(app, "idempotency_setting", ""))) in stated
+    }
+    stated = {name: value for name, value in stated.items() if name not in of_apps}
     options = _read("IDEMPOTENCY", stated, Policy, Conf)
     general = {name: options.pop(name) for name in GLOBAL_NAMES & options.keys()}
-    return Conf(**general, policy=Policy(**options))
+    return Conf(**general, policy=Policy(**options), of_apps=of_apps)
 
 
 @lru_cache(maxsize=16)
-def options_of_wing(name: str, options: type[Any]) -> Any:
-    """Return the options of the wing that reads the entry ``name``, as an instance of the dataclass ``options``.
+def options_of_app(name: str, options: type[Any]) -> Any:
+    """Return the entry ``name`` of the setting, which is the ``idempotency_setting`` of
+    an ``AppConfig``, as an instance of ``options``, which inherits ``Options``.
 
-    Raises ``ImproperlyConfigured``. For an unknown name, its message gives the nearest valid one.
+    Raises ``ImproperlyConfigured``. For an unknown name, its message gives the nearest
+    valid one.
     """
-    return options(
-        **_read(f'IDEMPOTENCY["{name}"]', getattr(conf(), name.lower()), options)
-    )
+    where = f'IDEMPOTENCY["{name}"]'
+    stated = conform(where, conf().of_apps.get(name, {}), MAPPING)
+    return options(**_read(where, stated, options))
 
 
 def _read(where: str, stated: Mapping[str, Any], *groups: type[Any]) -> dict[str, Any]:
-    """Return the options in a setting, with callables in place of their paths. Their classes convert them."""
+    """Return the options in a setting, with callables in place of their paths. Their
+    classes convert them.
+    """
     known = {
         each.name.upper(): each
         for group in groups
@@ -262,7 +265,10 @@ def _read(where: str, stated: Mapping[str, Any], *groups: type[Any]) -> dict[str
         if "rule" in each.metadata
     }
     if wrong := unknown_names(stated, known):
-        raise ImproperlyConfigured(f"{where}: " + " ".join(wrong))
+        hint = ""
+        if any(isinstance(value, Mapping) for value in stated.values()):
+            hint = " Is an app that reads it missing from INSTALLED_APPS?"
+        raise ImproperlyConfigured(f"{where}: {' '.join(wrong)}{hint}")
     read = {}
     for name, value in stated.items():
         setting, rule = f'{where}["{name}"]', known[name].metadata["rule"]
@@ -272,9 +278,14 @@ def _read(where: str, stated: Mapping[str, Any], *groups: type[Any]) -> dict[str
 
 
 def _imported(setting: str, value: Any, rule: Rule) -> Any:
-    if isinstance(value, Body):
-        redact = _imported(f"{setting}.redact", value.redact, rules(Body)["redact"])
-        return value.derive(redact=redact)
+    if isinstance(value, Options):
+        parts = rules(type(value))
+        return value.derive(
+            **{
+                name: _imported(f"{setting}.{name}", part, parts[name])
+                for name, part in value.stated.items()
+            }
+        )
     if not (rule.may_be_path and isinstance(value, str) and "." in value):
         return value
     try:
@@ -291,6 +302,7 @@ def resolve(policy: Policy) -> Policy:
     return conf().complete(policy)
 
 
+@lru_cache(maxsize=1)
 def debug() -> bool:
     return bool(settings.DEBUG)
 
@@ -300,39 +312,58 @@ def in_test_run() -> bool:
     return hasattr(mail, "outbox")
 
 
+@lru_cache(maxsize=1)
 def max_fields() -> int | None:
-    """Return how many fields Django accepts in a query or a form; ``None`` for no limit."""
-    return cast("int | None", settings.DATA_UPLOAD_MAX_NUMBER_FIELDS)
+    """Return how many fields Django accepts in a query or a form; ``None`` for no
+    limit.
+    """
+    most: int | None = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
+    return most
 
 
+@lru_cache(maxsize=1)
 def max_body_in_memory() -> int | None:
     """Return how many bytes of a body Django keeps in memory; ``None`` for no limit."""
-    return cast("int | None", settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+    most: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return most
 
 
-def language() -> str:
-    """Return the project's language, for texts that belong to no session."""
-    return str(settings.LANGUAGE_CODE)
+def of_project(name: str, default: Any = None) -> Any:
+    """Return a setting of Django, or of another app."""
+    return getattr(settings, name, default)
 
 
-def middleware() -> list[str]:
-    return list(settings.MIDDLEWARE)
+def flat_names() -> set[str]:
+    """Return the names of options that are set beside ``IDEMPOTENCY``, not in it."""
+    return {name for name in NAMES if hasattr(settings, f"IDEMPOTENCY_{name}")}
 
 
-def shared_apps() -> list[str] | None:
-    shared = getattr(settings, "SHARED_APPS", None)
-    return None if shared is None else list(shared)
+def cors_lacks(setting: str, header: str) -> bool:
+    """Whether a setting of django-cors-headers lists headers without this one."""
+    listed = getattr(settings, setting, None)
+    if listed is None:
+        listed = getattr(import_string("corsheaders.conf.conf"), setting)
+    return header.lower() not in map(str.lower, listed)
 
 
-def has_urls() -> bool:
-    return bool(getattr(settings, "ROOT_URLCONF", None))
+def ambiguous_zone() -> str | None:
+    """Return the project's zone if times are stored without one, and it repeats an hour
+    in autumn.
+    """
+    if settings.USE_TZ:
+        return None
+    year = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 4, 7, 10))
+    zone = ZoneInfo(settings.TIME_ZONE)
+    return settings.TIME_ZONE if len({zone.utcoffset(at) for at in year}) > 1 else None
 
 
 def _forget(*, setting: str, **_named: object) -> None:
-    if setting == "IDEMPOTENCY":
+    for read in (debug, max_fields, max_body_in_memory):
+        read.cache_clear()
+    if setting in ("IDEMPOTENCY", "INSTALLED_APPS"):
         conf.cache_clear()
         resolve.cache_clear()
-        options_of_wing.cache_clear()
+        options_of_app.cache_clear()
 
 
 setting_changed.connect(_forget)

@@ -1,7 +1,8 @@
-"""HTML forms: a form is submitted once, despite a double click, a reload or the back button.
+"""HTML forms: a form is submitted once, despite a double click, a reload or the back
+button.
 
-The form has a signed key, which is new for each rendering: ``{% idempotency_key %}``. Decorate its view with
-``@idempotent_form``.
+The form has a signed key, which is new for each rendering: ``{% idempotency_key %}``.
+Decorate its view with ``@idempotent_form``.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from django.utils.cache import patch_cache_control
 
 from django_idempotency.conf import conf, resolve
 from django_idempotency.http import ninja
+from django_idempotency.http.key_sources import has_key
 from django_idempotency.http.placement import idempotent
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
 from django_idempotency.values.outcomes import StoredResponse, dotted_name
 from django_idempotency.values.policy import (
     Decorator,
-    Keys,
+    Key,
     Policy,
     Redact,
     Using,
@@ -43,17 +45,20 @@ from django_idempotency.values.scopes import BuiltInScope
 
 FIELD = "idempotency_key"
 NOT_CONTENT = (FIELD, "csrfmiddlewaretoken")
-# Carries the messages of the first submission to its replays. It is never sent to a client.
+# Carries the messages of the first submission to its replays. It is never sent to a
+# client.
 MESSAGES = "X-Idempotency-Messages"
 
-IN_FORMS = Policy(wait=10, store_cookies=True)
+FORM_DEFAULTS = Policy(wait=10, store_cookies=True)
 
 _signer = Signer(salt="django_idempotency.forms")
 _submitted: ContextVar[HttpRequest] = ContextVar("_submitted")
 
 
 def new_form_key() -> str:
-    """Return a new key for one rendering of a form, signed so that it can't be forged."""
+    """Return a new key for one rendering of a form, signed so that it can't be
+    forged.
+    """
     return _signer.sign(secrets.token_urlsafe(16))
 
 
@@ -62,14 +67,16 @@ def _submitted_once(
 ) -> Callable[..., HttpResponseBase]:
     if is_async(view):
         raise ImproperlyConfigured(
-            f"{dotted_name(view)} is async, and @idempotent_form works only on sync views."
+            f"{dotted_name(view)} is async, and @idempotent_form works only on sync"
+            " views."
         )
-    stated, policy = policy, policy.over(IN_FORMS)
+    stated, policy = policy, policy.over(FORM_DEFAULTS)
     by_header = idempotent(policy=_OfForm(**policy.stated))(view)
     in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
+    # this module makes the keys
     own = in_scope.derive(
-        keys=ANY_KEY, fingerprint=partial(_content, stated)
-    )  # this module makes the keys
+        key=ANY_KEY, echo_key=False, fingerprint=partial(_content, stated)
+    )
     by_field = idempotent(policy=_OfForm(**own.stated))(view)
 
     @wraps(by_field)
@@ -90,24 +97,37 @@ def _submitted_once(
 
 
 idempotent_form = Decorator(Policy, _submitted_once, "idempotent_form")
-"""Run the view of a form once for each rendering of the form and each content, and replay its response.
+"""Run the view of a form once for each rendering of the form and each content, and
+replay its response.
 
-Write ``@idempotent_form``, or ``@idempotent_form(…)`` with any options of ``Policy``. A second submission waits for the
-first, up to ``wait`` seconds, 10 by default, and gets the same redirect with the same messages and cookies. The same
-key with other content, for example after the back button, is a new submission. A form without the field is handled as
-if there were no decorator. A key in the header has the scope of ``Policy``, so anonymous callers can't send one. Put
-the decorator below decorators that authenticate and above ``@transaction.atomic``.
+Write ``@idempotent_form``, or ``@idempotent_form(…)`` with any options of ``Policy``. A
+second submission waits for the first, up to ``wait`` seconds, 10 by default, and gets
+the same redirect with the same messages and cookies. The same key with other content,
+for example after the back button, is a new submission. A form without the field is
+handled as if there were no decorator. A key in the header has the scope of ``Policy``,
+so anonymous callers can't send one. Put the decorator below decorators that
+authenticate and above ``@transaction.atomic``.
 
-Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key, and
-``ImproperlyConfigured`` for an async view and for an operation of Django Ninja.
+Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not
+signed the key, and ``ImproperlyConfigured`` for an async view and for an operation of
+Django Ninja.
 """
 
 
-ANY_KEY = Keys(pattern=None, min_length=1, strict=False)
+FORM_KEY = "_idempotency_form_key"
+
+
+def _form_key(request: Any) -> str | None:
+    return getattr(request, FORM_KEY, None)
+
+
+ANY_KEY = Key(source=_form_key, pattern=None, min_length=1, strict=False)
 
 
 class _OfForm(Policy):
-    """A policy that stores the form's messages too, and redacts all of it as the policy in force says."""
+    """A policy that stores the form's messages too, and redacts all of it as the policy
+    in force says.
+    """
 
     def over(self, defaults: Any) -> Any:
         policy = super().over(defaults)
@@ -118,13 +138,15 @@ class _OfForm(Policy):
 
 def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
     raise ImproperlyConfigured(
-        f"@idempotent_form is on {dotted_name(view)}, an operation of Django Ninja, which does not read the form's "
-        "key. Use @idempotent."
+        f"@idempotent_form is on {dotted_name(view)}, an operation of Django Ninja,"
+        " which does not read the form's key. Use @idempotent."
     )
 
 
 def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
-    """Return the user's scope, or that of an anonymous visitor's CSRF cookie: a cache may show a key to several."""
+    """Return the user's scope, or that of an anonymous visitor's CSRF cookie: a cache
+    may show a key to several.
+    """
     cookie = request.META.get("CSRF_COOKIE")
     visitor = (
         f"form:{hashlib.sha256(cookie.encode()).hexdigest()[:32]}" if cookie else "form"
@@ -134,21 +156,20 @@ def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
 
 def _content(stated: Policy, caller: HttpRequest) -> bytes:
     """Digest what was submitted, without the fields that are new in each rendering."""
-    request = getattr(
-        caller, "_request", caller
-    )  # REST framework's request has Django's inside
+    # REST framework's request has Django's inside
+    request = getattr(caller, "_request", caller)
     return fingerprint_of(request, caller, resolve(stated), leave_out=NOT_CONTENT)
 
 
 def _take_key(request: HttpRequest, stated: Policy) -> bool:
-    """Put the form's key into the header; return whether there is one.
+    """Note the form's key; return whether there is one.
 
-    A key that came in the header is not signed, so it must not get the scope of an anonymous visitor.
+    The key of the policy is not signed, so it must not get the scope of an anonymous
+    visitor.
     """
-    header = conf().meta_name
     if (
         request.method != "POST"
-        or header in request.META
+        or has_key(request, resolve(stated))
         or not (signed := request.POST.get(FIELD))
     ):
         return False
@@ -160,9 +181,10 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
         raise SuspiciousOperation(
             "The form's idempotency key is not signed by this project."
         ) from error
-    # Keyed with the signature, which no record contains, so that the content can't be guessed from the key.
+    # Keyed with the signature, which no record contains, so that the content can't be
+    # guessed from the key.
     digest = hmac.digest(signed.encode(), _content(stated, request), "sha256")
-    request.META[header] = f'"{token}-{digest.hex()[:32]}"'
+    setattr(request, FORM_KEY, f"{token}-{digest.hex()[:32]}")
     return True
 
 
@@ -178,7 +200,9 @@ def _with_messages(redact: Redact | None, response: StoredResponse) -> StoredRes
 
 
 def _have_messages_be_text(request: HttpRequest) -> None:
-    """Make each message text when it is added: an object's text may need a query, which redaction must not make."""
+    """Make each message text when it is added: an object's text may need a query, which
+    redaction must not make.
+    """
     storage: Any = getattr(request, "_messages", None)
     if storage is not None:
         add = storage.add

@@ -1,9 +1,12 @@
-"""The entry point for whole projects: gives every view that has no entry point the one that fits it."""
+"""The entry point for whole projects: gives every view that has no entry point the one
+that fits it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction as is_async
@@ -14,31 +17,36 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.cache import patch_cache_control
 from django.utils.module_loading import import_string
 
-from django_idempotency.conf import conf, has_urls, middleware, resolve
+from django_idempotency.conf import conf, of_project, resolve
 from django_idempotency.http import ninja
+from django_idempotency.http.closures import layers
 from django_idempotency.http.handlers import cover_view
 from django_idempotency.http.placement import (
-    apply_to,
     behind_entry_point,
     entry_point_policy,
+    handler_of,
     has_entry_point,
     is_exempt,
-    layers,
 )
 from django_idempotency.http.requests import is_keyed
+from django_idempotency.http.unprotected import note, reporting
+from django_idempotency.values.outcomes import EntryPoint, Unprotected
 from django_idempotency.values.policy import Policy
 
 View = Callable[..., Any]
 
-SHOWS_KEY = "_shows_idempotency_key"  # an attribute of requests for which ``{% idempotency_key %}`` was rendered
+# an attribute of requests for which ``{% idempotency_key %}`` was rendered
+SHOWS_KEY = "_shows_idempotency_key"
 
 
 class IdempotencyMiddleware:
-    """Protects every view that has no entry point of its own, with the policy of the ``IDEMPOTENCY`` setting.
+    """Protects every view that has no entry point of its own, with the policy of the
+    ``IDEMPOTENCY`` setting.
 
-    The entry point goes inside the decorators of a view and inside the ``dispatch`` of a class, so that their checks
-    run on replays too. Async views run in lease mode. ``@idempotency_exempt`` and the setting ``EXEMPT_PATHS`` exclude
-    views and paths. A page with ``{% idempotency_key %}`` is kept from shared caches.
+    The entry point goes inside the decorators of a view and inside the ``dispatch`` of
+    a class, so that their checks run on replays too. Async views run in lease mode.
+    ``@idempotency_exempt`` and the setting ``EXEMPT_PATHS`` exclude views and paths. A
+    page with ``{% idempotency_key %}`` is kept from shared caches.
     """
 
     sync_capable = True
@@ -51,7 +59,21 @@ class IdempotencyMiddleware:
 
     def __call__(self, request: HttpRequest) -> Any:
         cover_view(request, _covered)
-        return apply_to(self.get_response(request), partial(_private_with_key, request))
+        reported = reporting(
+            self.get_response(request),
+            request,
+            partial(_handler_of, request),
+            EntryPoint.MIDDLEWARE,
+        )
+        if isawaitable(reported):
+            return _aprivate_with_key(request, reported)
+        return _private_with_key(request, reported)
+
+
+async def _aprivate_with_key(
+    request: HttpRequest, response: Awaitable[HttpResponseBase]
+) -> HttpResponseBase:
+    return _private_with_key(request, await response)
 
 
 def _private_with_key(
@@ -62,8 +84,32 @@ def _private_with_key(
     return response
 
 
+def _handler_of(request: HttpRequest) -> Any:
+    match = request.resolver_match
+    return match and handler_of(match.func, request.method)
+
+
 def _covered(request: HttpRequest, view: View) -> View:
-    return behind_entry_point(view) if _covers(request, view) else view
+    if not _covers(request, view):
+        _expect_own(request, view)
+        return view
+    covered = behind_entry_point(view)
+    is_behind = covered is not view
+    note(request, Unprotected.NO_HANDLER if is_behind else Unprotected.ASYNC_CLASS)
+    return covered
+
+
+def _expect_own(request: HttpRequest, view: View) -> None:
+    """Expect the view's own entry point, which notes the request's fate once the
+    decorators around it have let the request in.
+    """
+    own = (
+        entry_point_policy(view, request.method)
+        if is_keyed(request, conf().policy)
+        else None
+    )
+    if own and is_keyed(request, resolve(own)) and not is_exempt(view, request.method):
+        note(request, Unprotected.NO_HANDLER)
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
@@ -71,15 +117,14 @@ def _covers(request: HttpRequest, view: View) -> bool:
         ninja.path_view(view) is not None
         and (own := entry_point_policy(view, request.method)) is not None
     ):
-        return is_keyed(
-            request, resolve(own)
-        )  # else Django would open its transactions around the claim
+        # else Django would open its transactions around the claim
+        return is_keyed(request, resolve(own))
     return is_keyed(request, conf().policy) and covers(
         view, request.method, request.path
     )
 
 
-# --- What it covers --------------------------------------------------------------------------------------------------
+# --- What it covers -------------------------------------------------------------------
 
 
 def covers(view: View, method: str | None, path: str) -> bool:
@@ -94,7 +139,9 @@ def covers(view: View, method: str | None, path: str) -> bool:
 
 
 def _is_of_the_admin(view: View) -> bool:
-    """Whether ``view`` belongs to a site of Django's admin, whose forms send no header."""
+    """Whether ``view`` belongs to a site of Django's admin, whose forms send no
+    header.
+    """
     names = ("admin_site", "model_admin", "__self__")
     owners = (getattr(layer, name, None) for layer in layers(view) for name in names)
     return any(
@@ -105,7 +152,7 @@ def _is_of_the_admin(view: View) -> bool:
 
 
 def is_covering() -> bool:
-    installed = map(import_string, middleware())
+    installed = map(import_string, of_project("MIDDLEWARE"))
     return any(
         isinstance(found, type) and issubclass(found, IdempotencyMiddleware)
         for found in installed
@@ -113,15 +160,19 @@ def is_covering() -> bool:
 
 
 def policy_by_path(view: View, method: str, path: str) -> Policy | None:
-    """Return the policy of the view's own entry point, or of the middleware if that covers it at ``path``."""
+    """Return the policy of the view's own entry point, or of the middleware if that
+    covers it at ``path``.
+    """
     if (own := entry_point_policy(view, method)) is not None:
         return own
     return Policy() if is_covering() and covers(view, method, path) else None
 
 
 def routes() -> Iterator[tuple[str, Any]]:
-    """Yield every path of the URLconf, with its view; none in a project that only consumes messages."""
-    return _routes(get_resolver().url_patterns if has_urls() else [])
+    """Yield every path of the URLconf, with its view; none in a project that only
+    consumes messages.
+    """
+    return _routes(get_resolver().url_patterns if of_project("ROOT_URLCONF") else [])
 
 
 def _routes(

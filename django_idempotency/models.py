@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, models
 from django.db.models import F, Func, Q, Value
 from django.db.models.functions import Now
@@ -17,6 +19,13 @@ from django_idempotency.values.exceptions import IllegalMove
 from django_idempotency.values.keys import id_range, is_record_id
 from django_idempotency.values.policy import Atomic, Lease
 from django_idempotency.values.printable import printable
+from django_idempotency.values.rules import LONGEST
+
+if not apps.is_installed("django_idempotency"):
+    raise ImproperlyConfigured(
+        "Add 'django_idempotency' to INSTALLED_APPS and run migrate: what was imported,"
+        " such as IdempotencyMiddleware, needs its table."
+    )
 
 
 class Status(models.TextChoices):
@@ -30,8 +39,8 @@ MODES = {Atomic.word: _("atomic"), Lease.word: _("lease")}
 LIVE = (Status.STARTED, Status.PROCESSING)
 TERMINAL = (Status.COMPLETED, Status.FAILED)
 
-# From each status to those that may follow. A record that has expired and is used again moves from a terminal status to
-# PROCESSING.
+# From each status to those that may follow. A record that has expired and is used again
+# moves from a terminal status to PROCESSING.
 MOVES: Mapping[str, tuple[Status, ...]] = {
     Status.STARTED: (Status.PROCESSING, Status.FAILED),
     Status.PROCESSING: (Status.PROCESSING, Status.COMPLETED, Status.FAILED),
@@ -48,7 +57,8 @@ MOVES_BY_DECISION: Mapping[str, tuple[Status, ...]] = {
 def check_move(
     before: str, after: str, *, expired: bool = False, decided: bool = False
 ) -> None:
-    """Raise ``IllegalMove`` unless a record may move from status ``before`` to ``after``.
+    """Raise ``IllegalMove`` unless a record may move from status ``before`` to
+    ``after``.
 
     ``decided``: the record has no response yet, and an operator has decided on one.
     """
@@ -62,11 +72,14 @@ def check_move(
 
 
 def in_utc(value: datetime, using: str) -> datetime:
-    """Return a time that was read from the database ``using`` in UTC, so that it can be compared with others.
+    """Return a time that was read from the database ``using`` in UTC, so that it can be
+    compared with others.
 
-    Python compares two times in the same zone by their local time, which shows one hour twice in autumn. With
-    ``USE_TZ = False`` times have no zone. A time from PostgreSQL is still unambiguous, because of its ``fold``. Other
-    databases have no zones: ``DatabaseNow`` writes UTC there, so the time read is UTC, whatever its ``tzinfo`` says.
+    Python compares two times in the same zone by their local time, which shows one hour
+    twice in autumn. With ``USE_TZ = False`` times have no zone. A time from PostgreSQL
+    is still unambiguous, because of its ``fold``. Other databases have no zones:
+    ``DatabaseNow`` writes UTC there, so the time read is UTC, whatever its ``tzinfo``
+    says.
     """
     if value.tzinfo is UTC:
         return value
@@ -77,18 +90,22 @@ def in_utc(value: datetime, using: str) -> datetime:
 
 
 class DatabaseNow(Now):
-    """The time of the database's clock at the start of the statement, in UTC on every database."""
+    """The time of the database's clock at the start of the statement, in UTC on every
+    database.
+    """
 
     def as_mysql(self, compiler, connection, **extra):  # type: ignore[no-untyped-def]
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
 
 
 class RowLocked(Func):
-    """Whether a running transaction has locked the record's row. Always false on databases other than PostgreSQL.
+    """Whether a running transaction has locked the record's row. Always false on
+    databases other than PostgreSQL.
 
-    On PostgreSQL a locked row has the number of the locking transaction in ``xmax``, and a running transaction holds a
-    lock on its own number. This expression therefore takes no lock and blocks no request. On the other databases, only
-    an attempt to lock the row could tell.
+    On PostgreSQL a locked row has the number of the locking transaction in ``xmax``,
+    and a running transaction holds a lock on its own number. This expression therefore
+    takes no lock and blocks no request. On the other databases, only an attempt to lock
+    the row could tell.
     """
 
     template = "FALSE"
@@ -101,27 +118,36 @@ class RowLocked(Func):
         self, compiler: Any, connection: Any, **extra: Any
     ) -> tuple[str, list[Any]]:
         (column,) = self.get_source_expressions()
-        running = "SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND granted"
+        running = (
+            "SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND"
+            " granted"
+        )
+        # its name before Django 6.1
         quote = (
             getattr(compiler, "quote_name", None) or compiler.quote_name_unless_alias
-        )  # its name before Django 6.1
+        )
         return f"({quote(column.alias)}.xmax IN ({running}))", []
 
 
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
     def with_key(self, key: str) -> RecordQuerySet:
-        """Return the records of a raw key in every scope, which are one range of the primary key."""
+        """Return the records of a raw key in every scope, which are one range of the
+        primary key.
+        """
         return self.filter(pk__range=id_range(key), key=key)
 
     def with_id(self, id: UUID) -> RecordQuerySet:
-        """Return the record with an id, if that is one that a record can have: MariaDB refuses some others."""
+        """Return the record with an id, if that is one that a record can have: MariaDB
+        refuses some others.
+        """
         return self.filter(pk=id) if is_record_id(id) else self.none()
 
     def live(self) -> RecordQuerySet:
         return self.filter(status__in=LIVE)
 
     def stuck(self, older_than: float = 0) -> RecordQuerySet:
-        """Return those whose lease lapsed more than ``older_than`` seconds ago, oldest first.
+        """Return those whose lease lapsed more than ``older_than`` seconds ago, oldest
+        first.
 
         They include the records of owners in atomic mode that are still alive.
         """
@@ -129,7 +155,9 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.live().filter(locked_until__lt=lapsed).order_by("locked_until")
 
     def abandoned(self) -> RecordQuerySet:
-        """Return those that are ``stuck`` and whose row no running transaction has locked, so no owner is at work."""
+        """Return those that are ``stuck`` and whose row no running transaction has
+        locked, so no owner is at work.
+        """
         return self.stuck().filter(~Q(RowLocked()))
 
     def awaiting_operator(self) -> RecordQuerySet:
@@ -137,19 +165,29 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.filter(undecided, on_hold=True).order_by("updated_at")
 
     def purgeable(self) -> RecordQuerySet:
-        """Return those that may be deleted. Records on hold wait for an operator without a time limit."""
+        """Return those that may be deleted. Records on hold wait for an operator
+        without a time limit.
+        """
         return self.filter(
             status__in=TERMINAL, purge_at__lt=DatabaseNow(), on_hold=False
         )
 
+    def kept_for_good(self) -> RecordQuerySet:
+        century = DatabaseNow() + Value(timedelta(seconds=LONGEST))
+        return self.filter(status__in=TERMINAL, purge_at__gt=century)
+
     def with_needless_body(self) -> RecordQuerySet:
-        """Return those past ``expires_at`` that are kept for audit and still have a body."""
+        """Return those past ``expires_at`` that are kept for audit and still have a
+        body.
+        """
         kept_for_audit = Q(response_body__isnull=False, purge_at__gt=F("expires_at"))
         return self.filter(kept_for_audit, expires_at__lt=DatabaseNow())
 
 
 def _exactly(condition: Q, *, names: tuple[str, ...]) -> Q:
-    """Return the condition that all ``names`` are set if ``condition`` holds, and that all are NULL otherwise."""
+    """Return the condition that all ``names`` are set if ``condition`` holds, and that
+    all are NULL otherwise.
+    """
     all_set = Q(**{f"{name}__isnull": False for name in names})
     none_set = Q(**{f"{name}__isnull": True for name in names})
     return (condition & all_set) | (~condition & none_set)
@@ -158,8 +196,8 @@ def _exactly(condition: Q, *, names: tuple[str, ...]) -> Q:
 class IdempotencyRecord(models.Model):
     """One key of one scope: who may run it, and the result.
 
-    The columns that never change come first, because PostgreSQL logs only what follows the first changed byte of an
-    updated row.
+    The columns that never change come first, because PostgreSQL logs only what follows
+    the first changed byte of an updated row.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -241,7 +279,8 @@ class IdempotencyRecord(models.Model):
             ),
         ]
         indexes = [
-            # Records on hold have no locked_until and come last. So this index has all that makes a partition stay.
+            # Records on hold have no locked_until and come last. So this index has all
+            # that makes a partition stay.
             models.Index(
                 fields=["locked_until"],
                 condition=Q(status__in=LIVE) | Q(on_hold=True),
@@ -252,13 +291,15 @@ class IdempotencyRecord(models.Model):
                 condition=Q(status__in=TERMINAL),
                 name="idempotency_record_purge",
             ),
-            # Empty, and therefore free, unless a policy keeps records for audit after they expire.
+            # Empty, and therefore free, unless a policy keeps records for audit after
+            # they expire.
             models.Index(
                 fields=["expires_at"],
                 condition=Q(response_body__isnull=False, purge_at__gt=F("expires_at")),
                 name="idempotency_record_bodies",
             ),
-            # Records that wait for an operator or a retry. A record with a response is never in it.
+            # Records that wait for an operator or a retry. A record with a response is
+            # never in it.
             models.Index(
                 fields=["on_hold", "updated_at"],
                 condition=Q(status=Status.FAILED, response_status__isnull=True),

@@ -1,8 +1,10 @@
-"""The entry point for Django REST framework: APIViews, generic views, viewsets and their ``@action``s.
+"""The entry point for Django REST framework: APIViews, generic views, viewsets and
+their ``@action``s.
 
-Put ``IdempotentMixin`` before ``APIView`` or a viewset among the bases. The unsafe methods of the view then run once
-for each idempotency key. The key is claimed after ``initial()``, so authentication, permissions and throttles run
-first, on replays too. Set the view's policy as ``idempotency_policy``; an action sets its own with
+Put ``IdempotentMixin`` before ``APIView`` or a viewset among the bases. The unsafe
+methods of the view then run once for each idempotency key. The key is claimed after
+``initial()``, so authentication, permissions and throttles run first, on replays too.
+Set the view's policy as ``idempotency_policy``; an action sets its own with
 ``@action(…, idempotency_policy=Policy(…))``.
 """
 

@@ -1,4 +1,6 @@
-"""The passes of maintenance as Celery tasks, with schedules for beat, which settings may import."""
+"""The passes of maintenance as Celery tasks, with schedules for beat, which settings
+may import.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +58,15 @@ def begin_at_once(sender: Any, **_named: Any) -> None:
             entry.last_run_at = entry.schedule.now() - interval
 
 
-@worker_process_shutdown.connect(
-    dispatch_uid="django_idempotency"
-)  # once, if both modules are imported
-def end_background(**_named: Any) -> None:
-    """Write the counts that are still in memory: Python calls no exit handlers in a child of the prefork pool."""
+# once, if both modules are imported
+@worker_process_shutdown.connect(dispatch_uid="django_idempotency")
+def stop_background(**_named: Any) -> None:
+    """Write the counts that are still in memory: Python calls no exit handlers in a
+    child of the prefork pool.
+    """
     from django_idempotency.engine.background import background
 
-    background.end()
+    background.stop()
 
 
 @PASSES.for_each

@@ -21,7 +21,11 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Show the whole changelog on its page, which only points to it where the sources are read."""
+    """Show the whole changelog on its page, which only points to it where the sources
+    are read; and keep evidence out of the search, where it would hide the answers.
+    """
+    if page.file.src_uri.startswith("evidence/"):
+        page.meta["search"] = {"exclude": True}
     return (
         (ROOT / "CHANGELOG.md").read_text()
         if page.file.src_uri == "changelog.md"

@@ -1,6 +1,8 @@
-"""An MCP server for agents: ``python -m testproject agents`` speaks the protocol on stdin and stdout.
+"""An MCP server for agents: ``python -m testproject agents`` speaks the protocol on
+stdin and stdout.
 
-A client starts the process for the one user that ``AGENT_USER`` names, so that user is the scope of the keys.
+A client starts the process for the one user that ``AGENT_USER`` names, so that user is
+the scope of the keys.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def username(context: Context | None = None) -> str:
 @server.tool()
 @idempotent_tool(scope=username)
 def charge(amount: int, currency: str, reference: str) -> Charge:
-    """Charge the user. Send a key of your own as `idempotencyKey` in `_meta`, and the same one with every retry."""
+    """Charge the user. Send a key of your own as `idempotencyKey` in `_meta`, and the
+    same one with every retry.
+    """
     user = get_user_model().objects.get(username=username())
     kind = LedgerEntry.Kind.CHARGE
     entry = LedgerEntry.objects.create(

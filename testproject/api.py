@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-import uuid
+from http.client import HTTPException
 from typing import Any, ClassVar
+from urllib.parse import quote
 from urllib.request import Request as GatewayRequest
 from urllib.request import urlopen
 
 from django.apps import apps
 from django.conf import settings
 from django.db import transaction
-from django.utils.decorators import method_decorator
 from rest_framework import mixins, viewsets
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from django_idempotency import current
 from django_idempotency.rest_framework import IdempotentMixin
 from django_idempotency.values.policy import Policy
 from testproject.models import LedgerEntry, Receipt
 from testproject.serializers import OrderSerializer, PaymentSerializer
-from testproject.simulate import simulated
+from testproject.simulate import die_if, gateway_fault, simulated_handler
 
 Kind = LedgerEntry.Kind
 
@@ -32,7 +33,7 @@ class PaymentViewSet(mixins.CreateModelMixin, viewsets.GenericViewSet[LedgerEntr
     serializer_class: Any = PaymentSerializer
     kind: ClassVar[Kind]
 
-    @method_decorator(simulated)
+    @simulated_handler
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         return super().create(request, *args, **kwargs)
 
@@ -41,7 +42,9 @@ class PaymentViewSet(mixins.CreateModelMixin, viewsets.GenericViewSet[LedgerEntr
 
 
 class ChargeViewSet(IdempotentMixin, PaymentViewSet):
-    """A charge and the event that reports it: both or neither, with or without a key."""
+    """A charge and the event that reports it: both or neither, with or without a
+    key.
+    """
 
     kind = Kind.CHARGE
 
@@ -61,16 +64,37 @@ class TransferViewSet(IdempotentMixin, PaymentViewSet):
 
 
 class PayoutViewSet(IdempotentMixin, PaymentViewSet):
-    """Money that leaves through a gateway, outside any transaction of ours: hence lease mode and a child key."""
+    """Money that leaves through a gateway, outside any transaction of ours: hence lease
+    mode, and steps where they are possible.
+    """
 
     idempotency_policy = Policy(mode="lease", store=settings.LEASE_STORE)
     kind = Kind.PAYOUT
 
     def perform_create(self, serializer: Any) -> None:
-        context = getattr(self.request, "idempotency", None)
-        key = context.child_key("gateway") if context else str(uuid.uuid4())
-        payout = ask_gateway(key, serializer.validated_data)
-        serializer.save(kind=self.kind, user=self.request.user, operation=payout["id"])
+        payout = {"kind": self.kind, "user": self.request.user}
+        (pay_in_steps if settings.STEPS else pay_at_once)(serializer, payout)
+
+
+def pay_in_steps(serializer: Any, payout: dict[str, Any]) -> None:
+    from django_idempotency.contrib import steps
+
+    order = serializer.validated_data
+    reserved = steps.atomic("reserve", lambda: str(serializer.save(**payout).pk))
+    if gateway_fault.get() == "nokeys":
+        bank = steps.call("bank", lambda: ask_gateway("", order), at_most_once=True)
+    else:
+        bank = steps.call("bank", lambda key: ask_gateway(key, order))
+    die_if("bank")
+    entries = LedgerEntry.objects.filter(pk=reserved)
+    steps.atomic("book", lambda: entries.update(operation=bank["id"]))
+    serializer.instance = entries.get()
+
+
+def pay_at_once(serializer: Any, payout: dict[str, Any]) -> None:
+    key = current().child_key("bank")
+    bank = ask_gateway(key, serializer.validated_data)
+    serializer.save(**payout, operation=bank["id"])
 
 
 class RefundViewSet(PaymentViewSet):
@@ -90,20 +114,37 @@ class LedgerView(APIView):
         )
 
 
+class GatewayView(APIView):
+    """What the gateway has paid."""
+
+    def get(self, request: Request) -> Response:
+        reference = quote(request.query_params.get("reference", ""))
+        with urlopen(f"{settings.GATEWAY_URL}/payouts?reference={reference}") as answer:
+            return Response({"payments": json.load(answer)["effects"]})
+
+
 class GatewayUnavailable(APIException):
     status_code = 502
     default_detail = "The payment gateway can't be reached."
 
 
 def ask_gateway(key: str, payment: dict[str, Any]) -> dict[str, Any]:
-    """Have the gateway pay out. It recognizes a key that it has seen, so asking again is safe."""
+    """Have the gateway pay out. It recognizes a key that it has seen, so asking again
+    is safe.
+    """
     request = GatewayRequest(
         f"{settings.GATEWAY_URL}/payouts",
         data=json.dumps(payment).encode(),
-        headers={"Content-Type": "application/json", "Idempotency-Key": f'"{key}"'},
+        headers={
+            "Content-Type": "application/json",
+            "Idempotency-Key": f'"{key}"',
+            "X-Fault": gateway_fault.get(),
+        },
     )
     try:
         with urlopen(request, timeout=10) as answer:
-            return json.load(answer)  # type: ignore[no-any-return]
-    except OSError as error:
+            paid: dict[str, Any] = json.load(answer)
+    except (OSError, HTTPException) as error:
         raise GatewayUnavailable from error
+    die_if("call")
+    return paid

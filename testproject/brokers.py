@@ -12,7 +12,9 @@ WINGS = "django_idempotency.contrib"
 
 
 def publishers(url: str) -> dict[str, Any]:
-    """Return the outbox's publishers. Without a URL there are none, and events are kept until there is one."""
+    """Return the outbox's publishers. Without a URL there are none, and events are kept
+    until there is one.
+    """
     address = urlsplit(url)
     match address.scheme:
         case "":
@@ -52,7 +54,9 @@ def listens(url: str) -> bool:
 
 
 def forget(url: str, topic: str) -> None:
-    """Delete the queue or the stream of the consumer of ``topic``, if it is there. Kafka's topics stay."""
+    """Delete the queue or the stream of the consumer of ``topic``, if it is there.
+    Kafka's topics stay.
+    """
     match urlsplit(url).scheme:
         case "amqp" | "amqps":
             _delete_queue(url, topic)

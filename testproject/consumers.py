@@ -1,4 +1,6 @@
-"""The consumer that writes a receipt for each charge, on the broker that ``BROKER_URL`` names."""
+"""The consumer that writes a receipt for each charge, on the broker that ``BROKER_URL``
+names.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ WEEK = 7 * 24 * 60 * 60
 def write_receipt(message: Message, context: Context) -> dict[str, int]:
     charge = json.loads(message.body)
     return {
-        "receipt": Receipt.objects.create(
-            event=message.id, reference=charge["reference"]
-        ).pk
+        "receipt": (
+            Receipt.objects.create(event=message.id, reference=charge["reference"]).pk
+        )
     }
 
 

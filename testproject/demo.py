@@ -1,4 +1,5 @@
-"""``make demo``: what can happen to a request, against the real server, and what each line proves.
+"""``make demo``: what can happen to a request, against the real server, and what each
+line proves.
 
 Exits with 0 only if every line holds.
 """
@@ -16,12 +17,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Barrier
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 import django
 import httpx
+from django.conf import settings
 
 from testproject import brokers
 from testproject.interrupts import end_on_signals
@@ -29,13 +32,11 @@ from testproject.interrupts import end_on_signals
 COPIES = 50
 LOG_LINES = 40
 AT_ONCE = 1.0  # seconds that the retry after a crash may take; a lease would be 20
-BROKERS = (
-    "nats://127.0.0.1:4222",
-    "amqp://guest:guest@127.0.0.1:5672//",
-)  # tried if BROKER_URL names none
+# tried if BROKER_URL names none
+BROKERS = ("nats://127.0.0.1:4222", "amqp://guest:guest@127.0.0.1:5672//")
 NO_BROKER = (
-    "There is no broker here to be told of each charge. Start one, such as nats-server -js or rabbitmq-server; "
-    "BROKER_URL names one elsewhere."
+    "There is no broker here to be told of each charge. Start one, such as nats-server"
+    " -js or rabbitmq-server; BROKER_URL names one elsewhere."
 )
 TOLD_WITHIN = 30.0  # seconds within which a receipt has to be there
 
@@ -50,7 +51,9 @@ class Line:
 
 
 class Api:
-    """The charges of one run of the demo. Each run has its own keys and references, so that it can be repeated."""
+    """The charges of one run of the demo. Each run has its own keys and references, so
+    that it can be repeated.
+    """
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -65,10 +68,11 @@ class Api:
         user: str = "alice",
         amount: int = 4200,
         reference: str | None = None,
+        path: str = "/api/charges/",
         **faults: Any,
     ) -> httpx.Response:
         return self.http.post(
-            "/api/charges/",
+            path,
             json={"amount": amount, "currency": "eur", "reference": reference or key},
             headers={
                 "Authorization": f"Token {user}-token",
@@ -81,12 +85,18 @@ class Api:
         return self._ledger(reference)["effects"]
 
     def receipts(self, reference: str) -> int:
-        """Return how many receipts the consumer wrote for charges with this reference."""
+        """Return how many receipts the consumer wrote for charges with this
+        reference.
+        """
         return self._ledger(reference)["receipts"]
 
-    def _ledger(self, reference: str) -> dict[str, int]:
+    def payments(self, reference: str) -> int:
+        """Return how often the gateway has paid."""
+        return self._ledger(reference, "/api/gateway/")["payments"]
+
+    def _ledger(self, reference: str, path: str = "/api/ledger/") -> dict[str, int]:
         response = self.http.get(
-            "/api/ledger/",
+            path,
             params={"reference": reference},
             headers={"Authorization": "Token alice-token"},
         )
@@ -99,6 +109,8 @@ def scenes(api: Api, broker: str) -> Iterator[Line]:
     yield _other_body(api, new_key())
     yield _other_user(api, new_key())
     yield _crash(api, new_key())
+    if settings.STEPS:
+        yield _crash_between_steps(api, new_key())
     if broker:
         yield _receipt(api, new_key(), broker)
 
@@ -136,7 +148,8 @@ def _duplicates(api: Api, key: str) -> Line:
         (responses["201"], effects) == (1, 1)
         and responses.keys() <= {"201", "201 replayed", "409"},
         f"{COPIES} copies at once",
-        f"{responses['201']} × 201, {responses['201 replayed']} replayed, {responses['409']} × 409",
+        f"{responses['201']} × 201, {responses['201 replayed']} replayed,"
+        f" {responses['409']} × 409",
         str(effects),
         "only one of them ran",
     )
@@ -187,8 +200,29 @@ def _crash(api: Api, key: str) -> Line:
     )
 
 
+def _crash_between_steps(api: Api, key: str) -> Line:
+    pay_out = partial(api.charge, key, path="/api/payouts/")
+    crashed = _never_answers(partial(pay_out, kill="bank"))
+    began, paid = time.monotonic(), api.payments(key)
+    response = pay_out()
+    while response.status_code == 409 and time.monotonic() - began < TOLD_WITHIN:
+        time.sleep(0.2)
+        response = pay_out()
+    took = time.monotonic() - began
+    effects, payments = api.effects(key), api.payments(key)
+    return Line(
+        crashed and (paid, label(response), effects, payments) == (1, "201", 1, 1),
+        "SIGKILL between two steps",
+        f"none, then {label(response)} in {took:.0f} s",
+        f"{effects} + {payments}",
+        "one payment, one entry: done steps stay done",
+    )
+
+
 def _receipt(api: Api, key: str, broker: str) -> Line:
-    """Get a receipt by way of the outbox, relay, broker and consumer, which run in processes of their own."""
+    """Get a receipt by way of the outbox, relay, broker and consumer, which run in
+    processes of their own.
+    """
     responses = [label(api.charge(key)) for _time in range(3)]
     began = time.monotonic()
     while (
@@ -207,13 +241,14 @@ def _receipt(api: Api, key: str, broker: str) -> Line:
 
 
 def usable_broker() -> str:
-    """Return the URL of a broker that lets us in: ``BROKER_URL``, or a usual one on this machine; else empty."""
+    """Return the URL of a broker that lets us in: ``BROKER_URL``, or a usual one on
+    this machine; else empty.
+    """
     stated = os.environ.get("BROKER_URL")
     for url in [stated] if stated else BROKERS:
         if brokers.listens(url):
-            with suppress(
-                Exception
-            ):  # any client's errors: no permission, no JetStream, not installed
+            # any client's errors: no permission, no JetStream, not installed
+            with suppress(Exception):
                 brokers.forget(url, new_key())
                 return url
     return ""
@@ -232,7 +267,8 @@ def new_key() -> str:
 
 
 def label(response: httpx.Response) -> str:
-    return f"{response.status_code}{' replayed' * ('Idempotent-Replayed' in response.headers)}"
+    replayed = " replayed" if "Idempotent-Replayed" in response.headers else ""
+    return f"{response.status_code}{replayed}"
 
 
 class Table:
@@ -258,7 +294,9 @@ class Table:
     def line(self, line: Line) -> None:
         mark = self._paint("32", "✓") if line.holds else self._paint("1;31", "✗")
         self._print(
-            f" {mark} {self._columns(line.scene, line.response, line.effects)}{self._paint('2', line.proves)}"
+            f" {mark}"
+            f" {self._columns(line.scene, line.response, line.effects)}"
+            f"{self._paint('2', line.proves)}"
         )
 
     def note(self, text: str) -> None:
@@ -295,6 +333,7 @@ def play(table: Table, log: IO[str]) -> bool:
     prepare()
     broker, topic = usable_broker(), new_key()
     environ = {"SIMULATE": "1", "BROKER_URL": broker, "CHARGE_TOPIC": topic}
+    environ["LEASE"] = "3"
     with ExitStack() as stack:
         stack.callback(brokers.forget, broker, topic)
         service = stack.enter_context(running(environ=environ, log=log))
@@ -304,7 +343,8 @@ def play(table: Table, log: IO[str]) -> bool:
         connection.close()
         table.head(
             "django-idempotency: one key, one effect",
-            f"gunicorn, 2 workers × 8 threads, on {service.url}; PostgreSQL {version}, embedded",
+            f"gunicorn, 2 workers × 8 threads, on {service.url}; PostgreSQL {version},"
+            " embedded",
         )
         lines = []
         for line in scenes(Api(service.url), broker):
@@ -318,9 +358,8 @@ def play(table: Table, log: IO[str]) -> bool:
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
-    os.environ.pop(
-        "DATABASE_URL", None
-    )  # always the embedded one, so that the demo touches nobody's data
+    # always the embedded one, so that the demo touches nobody's data
+    os.environ.pop("DATABASE_URL", None)
     end_on_signals()
     table = Table(sys.stdout)
     with tempfile.TemporaryFile("w+") as log:

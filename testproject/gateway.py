@@ -1,7 +1,8 @@
 """A payment gateway in a process of its own, which remembers what it was asked.
 
-``POST /payouts`` pays out once per ``Idempotency-Key``; ``GET /payouts?reference=R`` says how often it was asked, and
-how often it paid.
+``POST /payouts`` pays out once per ``Idempotency-Key``; ``GET /payouts?reference=R``
+says how often it was asked, and how often it paid. With ``X-Fault``, it is slow,
+answers 500 or cuts the connection once it has paid, or honours no key.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import json
 import signal
 import socket
 import sys
+import time
 import uuid
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+SLOW = 3  # seconds
 
 
 class Gateway(ThreadingHTTPServer):
@@ -56,8 +61,18 @@ class GatewayHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        key = self.headers.get("Idempotency-Key") or str(uuid.uuid4())
-        self.answer(201, self.server.pay(key.strip('"'), json.loads(body)))
+        fault = self.headers.get("X-Fault")
+        key = self.headers.get("Idempotency-Key", "").strip('"')
+        if fault == "nokeys" or not key:
+            key = str(uuid.uuid4())
+        paid = self.server.pay(key, json.loads(body))
+        if fault == "cut":
+            self.close_connection = True
+        elif fault == "500":
+            self.answer(500, {})
+        else:
+            time.sleep(SLOW if fault == "slow" else 0)
+            self.answer(201, paid)
 
     def do_GET(self) -> None:
         self.answer(
@@ -73,14 +88,17 @@ class GatewayHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # the caller may have been killed
+            self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
         pass
 
 
 def main(descriptor: int) -> None:
-    """Serve on an inherited socket until stdin ends, as it does when the parent process ends, however it ends."""
+    """Serve on an inherited socket until stdin ends, as it does when the parent process
+    ends, however it ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     gateway = Gateway(socket.socket(fileno=descriptor))
     Thread(target=gateway.serve_forever, daemon=True).start()

@@ -21,9 +21,8 @@ class GatewayHook(WebhookView):
 
     source = "gateway"
     verify = standard_webhook(SECRET)
-    policy = Policy(
-        retention=24 * 60 * 60
-    )  # longer than a signature is accepted, whatever the settings say
+    # longer than a signature is accepted, whatever the settings say
+    policy = Policy(retention=24 * 60 * 60)
 
     def handle(self, message: Message, context: Context) -> dict[str, Any]:
         try:

@@ -11,7 +11,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_on_signals() -> None:
-    """Have SIGTERM end this process as Ctrl-C does. The cleanup that follows is not interrupted a second time."""
+    """Have SIGTERM end this process as Ctrl-C does. The cleanup that follows is not
+    interrupted a second time.
+    """
     for number in STOPS:
         signal.signal(number, _end)
 
@@ -24,7 +26,9 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Delay requests to stop this process, or one that it starts in the block, until the end of the block."""
+    """Delay requests to stop this process, or one that it starts in the block, until
+    the end of the block.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

@@ -12,7 +12,8 @@ class LedgerManager(models.Manager["LedgerEntry"]):
     def record(self, *, operation: str | None = None, **payment: Any) -> LedgerEntry:
         """Write an entry; under the same ``operation``, only the first time.
 
-        Code that may run again after a crash names its operation. The entry is then there once, however often it runs.
+        Code that may run again after a crash names its operation. The entry is then
+        there once, however often it runs.
         """
         with transaction.atomic(using=self.db, savepoint=False):
             if operation is None:

@@ -1,4 +1,6 @@
-"""The service as in production: the gateway, and gunicorn with its workers, in processes of their own."""
+"""The service as in production: the gateway, and gunicorn with its workers, in
+processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def running(
     environ: Mapping[str, str] | None = None,
     code: Path | None = None,
 ) -> Iterator[Service]:
-    """Run the service on ``port`` (0: a free one) for as long as the context is open; if given, the one in ``code``."""
+    """Run the service on ``port`` (0: a free one) for as long as the context is open;
+    if given, the one in ``code``.
+    """
     environ = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
@@ -55,7 +59,8 @@ def running(
     }
     kind = environ.get("WORKER_CLASS", "gthread")
     with ExitStack() as stack:
-        # Listen before the servers start: no client has to wait for them, and a taken port is an error at once.
+        # Listen before the servers start: no client has to wait for them, and a taken
+        # port is an error at once.
         listener = stack.enter_context(
             socket.create_server((settings.HOST, port), backlog=1024)
         )
@@ -93,7 +98,8 @@ def running(
             )
         )
         url = _url(listener)
-        # Only the servers hold the sockets now: if they end, a client is refused rather than left waiting.
+        # Only the servers hold the sockets now: if they end, a client is refused rather
+        # than left waiting.
         listener.close()
         back_door.close()
         on_broker = (
@@ -111,7 +117,9 @@ def running(
 def _on_broker(
     command: Sequence[str], environ: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Run a process of its own if ``BROKER_URL`` names a broker that listens; otherwise yield ``None``."""
+    """Run a process of its own if ``BROKER_URL`` names a broker that listens; otherwise
+    yield ``None``.
+    """
     if not brokers.listens(environ.get("BROKER_URL", "")):
         yield None
         return

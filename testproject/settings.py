@@ -1,4 +1,6 @@
-"""Settings of the payments service. Each ``env`` call reads an option, with its default."""
+"""Settings of the payments service. Each ``env`` call reads an option, with its
+default.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ GATEWAY_PORT = env.int("GATEWAY_PORT", default=0)  # 0: any free one
 GATEWAY_URL = env.str("GATEWAY_URL", default=f"http://127.0.0.1:{GATEWAY_PORT}")
 
 if not env.str("DATABASE_URL", default=""):
-    # In the environment, so that every process started from this one shares the cluster.
+    # In the environment, so that every process started from this one shares the
+    # cluster.
     os.environ["DATABASE_URL"] = embedded.start(
         Path(
             env.str(
@@ -69,10 +72,14 @@ INSTALLED_APPS = [
     "django_idempotency.contrib.citus",
     "django_idempotency.contrib.dashboard",
     "django_idempotency.contrib.openapi",
+    "django_idempotency.contrib.operations",
     "django_idempotency.contrib.outbox",
     "django_idempotency.contrib.partitions",
+    "django_idempotency.contrib.steps",
     "testproject",
 ]
+if not env.bool("OPENAPI", default=True):  # with Ninja it is half of the time to start
+    INSTALLED_APPS.remove("django_idempotency.contrib.openapi")
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -87,9 +94,8 @@ if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
 INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
 WORKERS = env.int("WORKERS", default=2)  # processes of make serve
-STORE = env.str(
-    "STORE", default="database"
-)  # or "cached", "redis", both at REDIS_URL; or "citus"
+# or "cached", "redis", both at REDIS_URL; or "citus"
+STORE = env.str("STORE", default="database")
 CLAIM = env.str("CLAIM", default="record")  # or "lock": of the views in atomic mode
 STORES = {
     "database": {},
@@ -104,15 +110,19 @@ STORES = {
         "default": {"BACKEND": "django_idempotency.contrib.citus.store.CitusStore"}
     },
 }[STORE]
-LEASE_STORE = (
-    "redis" if STORE == "redis" else "default"
-)  # of the endpoints in lease mode
+# of the endpoints in lease mode
+LEASE_STORE = "redis" if STORE == "redis" else "default"
+# whether payouts are paid in steps, which only PostgreSQL can fence
+STEPS = (
+    "django_idempotency.contrib.steps" in INSTALLED_APPS
+    and DATABASES["default"]["ENGINE"].endswith("postgresql")
+    and STORE in ("database", "cached")
+)
 IDEMPOTENCY = {
     "STORES": STORES,
     "ATOMIC": Atomic(claim=CLAIM),
-    "LEASE": Lease(
-        seconds=env.float("LEASE", default=20)
-    ),  # short enough to watch a crash in lease mode
+    # short enough to watch a crash in lease mode
+    "LEASE": Lease(seconds=env.float("LEASE", default=20)),
     "INSTRUMENTATION": INSTRUMENTATION,
     "METRICS_TOKENS": env.list("METRICS_TOKENS", default=["token-for-prometheus"]),
     "OUTBOX": {
@@ -162,7 +172,6 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    "loggers": {
-        "django.request": {"level": "ERROR"}
-    },  # refused requests are expected here
+    # refused requests are expected here
+    "loggers": {"django.request": {"level": "ERROR"}},
 }

@@ -1,7 +1,8 @@
-"""Faults from outside: what the ``X-Simulate`` header asks for happens to the operation, if ``SIMULATE`` is set.
+"""Faults from outside: what the ``X-Simulate`` header asks for happens to the
+operation, if ``SIMULATE`` is set.
 
-They happen inside the idempotency entry point, where an operation's own faults would. They are asked for in a header
-so that a retry without it is the same request.
+They happen inside the idempotency entry point, where an operation's own faults would.
+They are asked for in a header so that a retry without it is the same request.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
@@ -34,7 +35,8 @@ Faults = dict[str, Any]
 
 FAULTS: dict[str, Callable[[Any], bool]] = {
     "delay_ms": lambda value: type(value) is int and value >= 0,
-    "kill": lambda value: value in ("before", "after"),
+    "kill": lambda value: value in ("before", "call", "bank", "after"),
+    "gateway": lambda value: value in ("slow", "500", "cut", "nokeys"),
     "fail_commit": lambda value: type(value) is bool,
     "raise": lambda value: type(value) is bool,
     "status": lambda value: type(value) is int and 200 <= value < 600,
@@ -46,6 +48,8 @@ NOBODY = 0
 CHUNK = 65536
 
 _commit_fails: ContextVar[bool] = ContextVar("commit_fails", default=False)
+_killed: ContextVar[str] = ContextVar("killed", default="")
+gateway_fault: ContextVar[str] = ContextVar("gateway_fault", default="")
 
 
 class SimulatedFailure(Exception):
@@ -53,7 +57,9 @@ class SimulatedFailure(Exception):
 
 
 def simulated(operation: Operation) -> Operation:
-    """Return ``operation``, sync or async, with the faults that each request asks for. The delay comes first."""
+    """Return ``operation``, sync or async, with the faults that each request asks for.
+    The delay comes first.
+    """
 
     def faulty(request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         faults = _asked_for(request)
@@ -79,6 +85,22 @@ def simulated(operation: Operation) -> Operation:
     )
 
 
+def simulated_handler(handler: Operation) -> Operation:
+    """Return the handler of a class with the faults that each request asks for.
+
+    It hides ``handler``: an entry point would go inside this decorator, too, and the
+    faults are to happen inside the entry point.
+    """
+
+    @wraps(handler)
+    def faulty(view: Any, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        faulty_handler = simulated(partial(handler, view))
+        return faulty_handler(request, *args, **kwargs)  # type: ignore[no-any-return]
+
+    del faulty.__wrapped__
+    return cast("Operation", faulty)
+
+
 def _asked_for(request: Any) -> Faults | HttpResponse:
     if not settings.SIMULATE:
         return {}
@@ -87,7 +109,8 @@ def _asked_for(request: Any) -> Faults | HttpResponse:
         wrong = [name for name, value in faults.items() if not FAULTS[name](value)]
     except (ValueError, AttributeError, KeyError) as error:
         return _refused(
-            f"X-Simulate must be a JSON object with some of {', '.join(FAULTS)}: {error!r}"
+            f"X-Simulate must be a JSON object with some of {', '.join(FAULTS)}:"
+            f" {error!r}"
         )
     if wrong:
         return _refused(f"X-Simulate can't do this with {', '.join(wrong)}.")
@@ -96,7 +119,8 @@ def _asked_for(request: Any) -> Faults | HttpResponse:
         and not connection.features.can_defer_constraint_checks
     ):
         return _refused(
-            f"X-Simulate: nothing fails at COMMIT on {connection.vendor}, which defers no constraints."
+            f"X-Simulate: nothing fails at COMMIT on {connection.vendor}, which defers"
+            " no constraints."
         )
     return dict(faults)
 
@@ -107,25 +131,32 @@ def _refused(detail: str) -> HttpResponse:
 
 @contextmanager
 def _happening(faults: Faults) -> Iterator[None]:
-    _die_if(faults.get("kill") == "before")
-    token = _commit_fails.set(faults.get("fail_commit", False))
+    commits = _commit_fails.set(faults.get("fail_commit", False))
+    killed = _killed.set(faults.get("kill", ""))
+    gateway = gateway_fault.set(faults.get("gateway", ""))
+    die_if("before")
     try:
         yield
+        die_if("after")
     finally:
-        _commit_fails.reset(token)
-    _die_if(faults.get("kill") == "after")
+        _commit_fails.reset(commits)
+        _killed.reset(killed)
+        gateway_fault.reset(gateway)
     if faults.get("raise"):
         raise SimulatedFailure("asked for by X-Simulate")
 
 
-def _die_if(killed: bool) -> None:
-    if killed:
+def die_if(where: str) -> None:
+    """End this process, if the request asked for that ``where``."""
+    if _killed.get() == where:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @receiver(post_save, sender=LedgerEntry)
 def _spoil_commit(instance: LedgerEntry, **_named: Any) -> None:
-    """Write an entry of no existing user. Django defers its foreign keys, so that fails only at COMMIT."""
+    """Write an entry of no existing user. Django defers its foreign keys, so that fails
+    only at COMMIT.
+    """
     if _commit_fails.get():
         LedgerEntry.objects.bulk_create(
             [LedgerEntry(user_id=NOBODY, amount=0, reference=instance.reference)]

@@ -1,10 +1,11 @@
-"""``POST /v1/charges`` as Stripe has it, so that the official client works against this service."""
+"""``POST /v1/charges`` as Stripe has it, so that the official client works against this
+service.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.utils.decorators import method_decorator
 from rest_framework import serializers
 from rest_framework.generics import GenericAPIView
 from rest_framework.parsers import FormParser
@@ -12,10 +13,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
-from django_idempotency.rest_framework import IdempotencyProblem, IdempotentMixin
+from django_idempotency.contrib import profiles
+from django_idempotency.rest_framework import IdempotentMixin
 from testproject.authentication import SecretKeyAuthentication
 from testproject.models import LedgerEntry
-from testproject.simulate import simulated
+from testproject.simulate import simulated_handler
 
 
 class ChargeSerializer(serializers.Serializer[LedgerEntry]):
@@ -45,7 +47,10 @@ class ChargeView(IdempotentMixin, GenericAPIView[LedgerEntry]):
     authentication_classes = (SecretKeyAuthentication,)
     parser_classes = (FormParser,)
 
-    @method_decorator(simulated)
+    # a status that is simulated is a fault, after which a retry is to succeed
+    idempotency_policy = profiles.stripe().derive(retry_statuses=range(500, 600))
+
+    @simulated_handler
     def post(self, request: Request) -> Response:
         charge = self.get_serializer(data=request.data)
         charge.is_valid(raise_exception=True)
@@ -57,14 +62,11 @@ class ChargeView(IdempotentMixin, GenericAPIView[LedgerEntry]):
 
 
 def stripe_error(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Put every error in Stripe's envelope, including the idempotency problems."""
+    """Put an error of this service in Stripe's envelope."""
     response = exception_handler(error, context)
     if response is None:
         return None
-    if isinstance(error, IdempotencyProblem):
-        response["Stripe-Should-Retry"] = "true" if error.problem.retryable else "false"
-        response.data = _envelope("idempotency_error", error.detail)
-    elif "detail" in response.data:
+    if "detail" in response.data:
         response.data = _envelope("invalid_request_error", response.data["detail"])
     else:
         param, messages = next(iter(response.data.items()))

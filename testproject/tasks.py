@@ -32,7 +32,9 @@ def _pay(username: str, amount: int, reference: str) -> dict[str, Any]:
 def charge(
     username: str, amount: int, reference: str, *, delay_ms: int = 0
 ) -> dict[str, Any]:
-    """Charge once, however often the broker delivers this. Wait for ``delay_ms`` after the effect was written."""
+    """Charge once, however often the broker delivers this. Wait for ``delay_ms`` after
+    the effect was written.
+    """
     paid = _pay(username, amount, reference)
     logger.warning("charged %s", reference)
     time.sleep(delay_ms / 1000)
@@ -46,7 +48,9 @@ def charge(
 def charge_when_open(
     task: Any, username: str, amount: int, reference: str, *, closed: int = 0
 ) -> dict[str, Any]:
-    """Write, but find the bank closed the first ``closed`` times, and ask for a retry."""
+    """Write, but find the bank closed the first ``closed`` times, and ask for a
+    retry.
+    """
     paid = _pay(username, amount, reference)
     if task.request.retries < closed:
         raise task.retry(exc=BankClosed(reference))

@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from django_idempotency import Lease
+from django_idempotency import IdempotentRequest, Lease
 from django_idempotency.forms import idempotent_form
 from django_idempotency.http.placement import idempotent
 from testproject.models import LedgerEntry
@@ -35,7 +35,7 @@ def order(request: HttpRequest) -> HttpResponse:
 @idempotent(
     mode=Lease(on_crash="retry"), store=getattr(settings, "LEASE_STORE", "default")
 )
-async def async_order(request: HttpRequest) -> HttpResponse:
+async def async_order(request: IdempotentRequest) -> HttpResponse:
     return await _abook(request, Kind.ORDER)
 
 
@@ -70,12 +70,12 @@ def _book(request: HttpRequest, kind: Kind) -> HttpResponse:
 
 
 @simulated
-async def _abook(request: HttpRequest, kind: Kind) -> HttpResponse:
-    """Book in no transaction with the key. This may run again after a crash, but a child key keeps it to one entry."""
-    context = getattr(request, "idempotency", None)
-    return await sync_to_async(_write)(
-        request, kind, context.child_key("ledger") if context else None
-    )
+async def _abook(request: IdempotentRequest, kind: Kind) -> HttpResponse:
+    """Book in no transaction with the key. This may run again after a crash, but a
+    child key keeps it to one entry.
+    """
+    operation = request.idempotency.child_key("ledger")
+    return await sync_to_async(_write)(request, kind, operation)
 
 
 def _write(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -44,16 +46,12 @@ if TYPE_CHECKING:
     from tests.support.views import Caller
 
 IN_CI = os.environ.get("CI") == "true"
-OURS = (
-    "django_idempotency",
-    "testproject",
-)  # labels of the apps, the wings' among them, begin so
-LEFT_OUT = pytest.StashKey[
-    Counter[str]
-]()  # tests, by the marker whose requirement is not met
-LEFT_OUT_MODULES = pytest.StashKey[
-    list[str]
-]()  # modules that import what is not installed
+# labels of the apps, the wings' among them, begin so
+OURS = ("django_idempotency", "testproject")
+# tests, by the marker whose requirement is not met
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+# modules that import what is not installed
+LEFT_OUT_MODULES = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,6 +73,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if package else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Tests are collected faster while no garbage is; nor do they become any later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        # its import would miss references from what is frozen
+        if "hypothesis" in sys.modules:
+            gc.freeze()
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -90,7 +101,9 @@ def pytest_collection_modifyitems(
 
 
 def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files with slow tests, then the others, the largest first: no worker is left with a long file at the end."""
+    """Files with slow tests, then the others, the largest first: no worker is left with
+    a long file at the end.
+    """
     tests = Counter(item.path for item in items)
     slow = {
         item.path
@@ -103,7 +116,9 @@ def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _faults_in_ci(config: pytest.Config) -> list[str]:
-    """What may not be where every service is and nothing is skipped; one run does without the extras."""
+    """What may not be where every service is and nothing is skipped; one run does
+    without the extras.
+    """
     missing = [
         name for name in config.stash[LEFT_OUT] if REQUIREMENTS[name].always_in_ci
     ]
@@ -128,7 +143,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Take over from one of pytest-xdist's workers what was left out; each of them collects every test."""
+    """Take over from one of pytest-xdist's workers what was left out; each of them
+    collects every test.
+    """
     if not error:
         node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
         node.config.stash[LEFT_OUT_MODULES] = node.workeroutput["left_out_modules"]
@@ -140,7 +157,8 @@ def pytest_terminal_summary(
     for name, count in sorted(config.stash[LEFT_OUT].items()):
         wanted = REQUIREMENTS[name]
         terminalreporter.line(
-            f"left out: {count} × {name} ({wanted.meaning}); to include them: {wanted.remedy}"
+            f"left out: {count} × {name} ({wanted.meaning}); to include them:"
+            f" {wanted.remedy}"
         )
     for module in sorted(set(config.stash[LEFT_OUT_MODULES])):
         terminalreporter.line(f"left out: {module}")
@@ -155,17 +173,19 @@ def django_db_modify_db_settings(
     django_db_modify_db_settings_parallel_suffix: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """SQLite's test database in a file: the one in memory that threads share has no busy timeout."""
+    """SQLite's test database in a file: the one in memory that threads share has no
+    busy timeout.
+    """
     if connection.vendor == "sqlite":
         connection.settings_dict["TEST"]["NAME"] = str(
             tmp_path_factory.mktemp("sqlite") / "test.sqlite3"
         )
+    if distributed.WANTED:
+        distributed.drop_by_force()
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(
-    django_db_setup: None, django_db_blocker: DjangoDbBlocker
-) -> Iterator[None]:
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
     from django_idempotency.maintenance.records import is_sharded
     from django_idempotency.stores.connections import record_database
 
@@ -176,17 +196,15 @@ def django_db_setup(
             distributed.distribute()
         if distributed.STORE_WANTED:
             distributed.use_store()
-        is_sharded(
-            record_database()
-        )  # each process tries it once: not while a test counts statements
-        yield
-        if distributed.WANTED:
-            distributed.end_other_sessions()
+        # each process tries it once: not while a test counts statements
+        is_sharded(record_database())
 
 
 @pytest.fixture
 def db(request: pytest.FixtureRequest) -> None:
-    """pytest-django's, which beside ``transactional_db`` does nothing: its flush would make every permission anew."""
+    """pytest-django's, which beside ``transactional_db`` does nothing: its flush would
+    make every permission anew.
+    """
     request.getfixturevalue(
         "transactional_db"
         if "transactional_db" in request.fixturenames
@@ -195,7 +213,9 @@ def db(request: pytest.FixtureRequest) -> None:
 
 
 def _empty_tables() -> None:
-    """Delete what tests write: our rows, the users, and what refers to users. On PostgreSQL in one round trip."""
+    """Delete what tests write: our rows, the users, and what refers to users. On
+    PostgreSQL in one round trip.
+    """
     user = get_user_model()
     models = apps.get_models(include_auto_created=True)
     ours = [each for each in models if each._meta.app_label.startswith(OURS)]
@@ -208,6 +228,10 @@ def _empty_tables() -> None:
         each._meta.db_table for each in (*theirs, *ours, user) if each._meta.managed
     )
     statements = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in tables]
+    if distributed.WANTED:
+        if not connection.in_atomic_block:  # as in a TestCase
+            connection.close()  # a test may have made its session read-only
+        statements.insert(0, distributed.ONE_SHARD_AT_A_TIME)
     with connection.cursor() as cursor:
         for statement in (
             ["; ".join(statements)] if connection.vendor == "postgresql" else statements
@@ -219,7 +243,9 @@ def _empty_tables() -> None:
 def transactional_db(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[None]:
-    """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
+    """pytest-django's, where commits are commits, but cleaned up in milliseconds: no
+    TRUNCATE of every table.
+    """
     with django_db_blocker.unblock():
         yield
         _empty_tables()
@@ -275,7 +301,9 @@ def server_database(
     django_db_blocker: DjangoDbBlocker,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """The URL of the database that the test project's servers share, seeded, beside the test database."""
+    """The URL of the database that the test project's servers share, seeded, beside the
+    test database.
+    """
     from tests.support.servers import prepare_database
 
     name = f"{Path(str(connection.settings_dict['NAME'])).stem}_server"
@@ -291,7 +319,9 @@ def server_database(
 def server(
     server_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """The test project's real server, one for the whole run; don't kill more of it than a worker."""
+    """The test project's real server, one for the whole run; don't kill more of it than
+    a worker.
+    """
     from tests.support.servers import running_server
 
     with running_server(server_database, tmp_path_factory.mktemp("server")) as running:
@@ -316,7 +346,9 @@ def lease_server(
 
 @pytest.fixture
 def short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reaper that watches lapsed leases for a moment; tests/laws has what the watch is for."""
+    """A reaper that watches lapsed leases for a moment; tests/laws has what the watch
+    is for.
+    """
     from django_idempotency.maintenance import reaper
 
     monkeypatch.setattr(reaper, "LONGEST_WATCH", 0.1)
@@ -324,7 +356,9 @@ def short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def payer(transactional_db: None) -> Iterator[None]:
-    """The user who pays in the views of ``tests.support.callers``; afterwards, the heartbeat is stopped."""
+    """The user who pays in the views of ``tests.support.callers``; afterwards, the
+    heartbeat is stopped.
+    """
     get_user_model().objects.create_user(PAYER)
     yield
     stop_heartbeat()
@@ -332,7 +366,9 @@ def payer(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def proxy(payer: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Between the connections of this process and its database, for as long as the test lasts."""
+    """Between the connections of this process and its database, for as long as the test
+    lasts.
+    """
     settings = connection.settings_dict
     plain = (
         {"sslmode": "disable", "gssencmode": "disable"}
@@ -353,7 +389,9 @@ def proxy(payer: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def start_server(
     server_database: str, tmp_path: Path
 ) -> Iterator[Callable[..., Server]]:
-    """Start a server of the test's own: ``start_server(ATOMIC_REQUESTS="1", database_url=…)``; stopped after it."""
+    """Start a server of the test's own: ``start_server(ATOMIC_REQUESTS="1",
+    database_url=…)``; stopped after it.
+    """
     from tests.support.servers import running_server
 
     with ExitStack() as stack:
@@ -370,7 +408,9 @@ def start_server(
 def pgbouncer(
     django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
-    """PgBouncer in transaction mode before the server under test: from a database's URL or name to its URL there."""
+    """PgBouncer in transaction mode before the server under test: from a database's URL
+    or name to its URL there.
+    """
     settings = connection.settings_dict
     with running_pgbouncer(settings, tmp_path_factory.mktemp("pgbouncer")) as port:
         yield lambda url: database_url(
@@ -404,7 +444,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture(scope="session")
 def site(django_db_setup: None) -> Iterator[str]:
-    """The URL of the project: threads of this process serve it, static files too, and let nothing inline through."""
+    """The URL of the project: threads of this process serve it, static files too, and
+    let nothing inline through.
+    """
     from pytest_django.live_server_helper import LiveServer
 
     with override_settings(
@@ -417,7 +459,9 @@ def site(django_db_setup: None) -> Iterator[str]:
 
 @pytest.fixture
 def browser(chromium: Chrome, site: str, transactional_db: None) -> Iterator[Browser]:
-    """A window with nobody signed in. The test fails if the browser had anything to complain of."""
+    """A window with nobody signed in. The test fails if the browser had anything to
+    complain of.
+    """
     from tests.support.browser import Browser
 
     window = Browser(chromium, site)

@@ -1,4 +1,6 @@
-"""The admin page on which an operator confirms an intervention, says why, and reads what came of it."""
+"""The admin page on which an operator confirms an intervention, says why, and reads
+what came of it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import TextChoices
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_list_or_404
 from django.template.response import TemplateResponse
@@ -19,7 +22,7 @@ from django.utils.translation import ngettext
 from django_idempotency.admin.pages import database_of, query_of
 from django_idempotency.maintenance.advice import advice
 from django_idempotency.maintenance.decision_forms import INTERVENTIONS, Intervention
-from django_idempotency.maintenance.decisions import Act, Refusal, objection_to, version
+from django_idempotency.maintenance.decisions import Refusal, version
 from django_idempotency.maintenance.reaper import have_it_watched
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
@@ -28,10 +31,10 @@ TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
 def confirm(
     model_admin: Any, request: HttpRequest, form: Intervention, records: list[Any]
 ) -> TemplateResponse:
-    """Return the page that says what is about to be done, to which records, and to which not."""
-    objections = [
-        (record, objection_to(form.act, record, request.user)) for record in records
-    ]
+    """Return the page that says what is about to be done, to which records, and to
+    which not.
+    """
+    objections = [(record, form.objection(record, request.user)) for record in records]
     for record, why in objections:
         if why is Refusal.LAPSED:
             have_it_watched(record)
@@ -55,31 +58,32 @@ def confirm(
 
 
 def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
-    """Ask for confirmation on GET, for the record ``?id=…``; on POST, do what was confirmed."""
+    """Ask for confirmation on GET, for the record ``?id=…``; on POST, do what was
+    confirmed.
+    """
     if act not in INTERVENTIONS:
         raise Http404
-    intervention = INTERVENTIONS[Act(act)]
+    intervention = INTERVENTIONS[act]
     if not (
         model_admin.has_view_permission(request)
         and request.user.has_perm(intervention.act.permission)
     ):
         raise PermissionDenied
     seen = dict(choice.partition(" ")[::2] for choice in request.POST.getlist("record"))
-    form = intervention(request.POST if request.method == "POST" else None)
-    if not form.is_valid() or not seen:
-        ids = _ids(seen or request.GET.getlist("id"))
-        return confirm(
-            model_admin,
-            request,
-            form,
-            get_list_or_404(model_admin.get_queryset(request), pk__in=ids),
-        )
-    if form.act == Act.RESOLVE and len(seen) > 1:
+    ids = _ids(seen or request.GET.getlist("id"))
+    if intervention.is_of_one and len(ids) > 1:
         raise Http404
+    found = model_admin.get_queryset(request).filter(pk__in=ids)
+    form = intervention(
+        request.POST if request.method == "POST" else None,
+        record=found.first() if intervention.is_of_one else None,
+    )
+    if not form.is_valid() or not seen:
+        return confirm(model_admin, request, form, get_list_or_404(found))
     terms = {**form.terms(), "using": database_of(request), "by": request.user}
     outcomes = {
         id: form.do(id, as_seen=as_seen, **terms)
-        for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
+        for id, as_seen in zip(ids, seen.values(), strict=True)
     }
     _tell(model_admin, request, form, outcomes)
     return HttpResponseRedirect(_list(model_admin, request))
@@ -98,7 +102,7 @@ def _tell(
     form: Intervention,
     outcomes: Mapping[UUID, Any],
 ) -> None:
-    done = sum(not isinstance(outcome, Refusal) for outcome in outcomes.values())
+    done = sum(not isinstance(outcome, TextChoices) for outcome in outcomes.values())
     if done:
         text = ngettext(
             "%(title)s: done for one record.",
@@ -111,7 +115,7 @@ def _tell(
         for record in model_admin.get_queryset(request).filter(pk__in=[*outcomes])
     }
     for id, outcome in outcomes.items():
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, TextChoices):
             refused = _("{title}: nothing was done to {record}. {why}")
             record = format_html("<bdi>{}</bdi>", names.get(id, id))
             messages.warning(

@@ -1,4 +1,6 @@
-"""The strip above the dashboard and the lists: what an operator should look at now, or that there is nothing."""
+"""The strip above the dashboard and the lists: what an operator should look at now, or
+that there is nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,13 @@ class Alarm:
     situation: str = ""
 
 
-_of_wings: Registry[Callable[..., list[Alarm]]] = (
-    Registry()
-)  # functions of the alias ``using`` of a database
-register = _of_wings.register
+# functions of the alias ``using`` of a database
+alarms_of_wings: Registry[Callable[..., list[Alarm]]] = Registry()
 
 
 def alarms(using: str) -> list[Alarm] | None:
-    """Return the alarms, an empty list if there are none; ``None`` if the database did not respond in time.
+    """Return the alarms, an empty list if there are none; ``None`` if the database did
+    not respond in time.
 
     The first database has those of the stores outside.
     """
@@ -47,7 +48,7 @@ def alarms(using: str) -> list[Alarm] | None:
 
 def _in_database(ask: Asking) -> list[Alarm]:
     of_records = alarms_shown(ask(stats.alarms, most=MOST))
-    return of_records + [alarm for of_wing in _of_wings for alarm in ask(of_wing)]
+    return of_records + [alarm for of_wing in alarms_of_wings for alarm in ask(of_wing)]
 
 
 def _of_store(alias: str) -> list[Alarm]:
@@ -72,7 +73,10 @@ def alarms_shown(found: Mapping[str, float]) -> list[Alarm]:
     return [
         Alarm(
             text
-            % {"count": amount(found[name], MOST), "age": age(found[f"{name}_oldest"])},
+            % {
+                "count": amount(found[name], MOST),
+                "age": age(found[f"{name}_oldest"]),
+            },
             name,
         )
         for name, text in texts.items()

@@ -30,9 +30,11 @@ SHOWN = 10_000  # characters of a body
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page below the list of records. ``view`` gets the ``ModelAdmin`` and the request, and checks permissions.
+    """A page below the list of records. ``view`` gets the ``ModelAdmin`` and the
+    request, and checks permissions.
 
-    ``name``: that of its URL in the namespace ``admin``. ``title``: of the link above the list; empty for no link.
+    ``name``: that of its URL in the namespace ``admin``. ``title``: of the link above
+    the list; empty for no link.
     """
 
     route: str
@@ -51,14 +53,15 @@ class ReadOnly:
 
 
 registered: Registry[Page] = Registry()  # before the project's URLs are loaded
-register = registered.register
 
 
-# --- The database that is shown, of those that hold records ----------------------------------------------------------
+# --- The database that is shown, of those that hold records ---------------------------
 
 
 def database_of(request: HttpRequest) -> str:
-    """Return the alias that ``?database=`` asks for, or the first database with records."""
+    """Return the alias that ``?database=`` asks for, or the first database with
+    records.
+    """
     filters = request.POST.get("filters") or request.GET.get("_changelist_filters", "")
     asked = [
         request.GET.get(PARAMETER),
@@ -70,12 +73,16 @@ def database_of(request: HttpRequest) -> str:
 
 
 def query_of(request: HttpRequest) -> str:
-    """Return the query string of a link to another page of the same database; empty if there is only one."""
+    """Return the query string of a link to another page of the same database; empty if
+    there is only one.
+    """
     return f"{PARAMETER}={database_of(request)}" if len(databases()) > 1 else ""
 
 
 def choices(request: HttpRequest) -> list[tuple[str, bool]]:
-    """Return each alias, and whether it is the one that is shown; an empty list if there is only one."""
+    """Return each alias, and whether it is the one that is shown; an empty list if
+    there is only one.
+    """
     found = databases()
     return (
         [(alias, alias == database_of(request)) for alias in found]
@@ -84,7 +91,7 @@ def choices(request: HttpRequest) -> list[tuple[str, bool]]:
     )
 
 
-# --- How long the database may take for a part of a page -------------------------------------------------------------
+# --- How long the database may take for a part of a page ------------------------------
 
 
 Asking = Callable[..., Any]
@@ -92,7 +99,9 @@ Asking = Callable[..., Any]
 
 
 def panel(show: Callable[[Asking], T], using: str) -> T | None:
-    """Return what a part of a page shows; ``None`` if the database did not respond in time."""
+    """Return what a part of a page shows; ``None`` if the database did not respond in
+    time.
+    """
     ends = time.monotonic() + SECONDS
 
     def ask(question: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -101,16 +110,19 @@ def panel(show: Callable[[Asking], T], using: str) -> T | None:
 
     try:
         return show(ask)
-    except Error as error:  # DatabaseError and InterfaceError: not in time, no table, connection lost
+    except Error as error:
+        # DatabaseError and InterfaceError: not in time, no table, connection lost
         log(logging.WARNING, "admin", "idempotency admin: %s", cause(error))
         return None
 
 
-# --- Bodies ----------------------------------------------------------------------------------------------------------
+# --- Bodies ---------------------------------------------------------------------------
 
 
 def readable(body: bytes, content_type: str) -> str:
-    """Return the beginning of a body: JSON is indented, other text is as it is, and anything else in hexadecimal."""
+    """Return the beginning of a body: JSON is indented, other text is as it is, and
+    anything else in hexadecimal.
+    """
     try:
         text = body.decode()
         if "json" in content_type.lower():

@@ -1,6 +1,8 @@
-"""The records in the admin: what is stuck and since when, what its client got, and what an operator can do about it.
+"""The records in the admin: what is stuck and since when, what its client got, and what
+an operator can do about it.
 
-No form edits a record's fields. What an operator decides goes through ``maintenance``, after a confirmation.
+No form edits a record's fields. What an operator decides goes through ``maintenance``,
+after a confirmation.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from django_idempotency.admin import pages
 from django_idempotency.admin.actions import confirm, intervene
 from django_idempotency.admin.alarms import alarms
 from django_idempotency.admin.lists import (
-    MOST,
     DatabaseFilter,
+    Finder,
     RecordList,
     Records,
     SituationFilter,
@@ -51,10 +53,12 @@ from django_idempotency.maintenance.advice import (
     timeline,
 )
 from django_idempotency.maintenance.decision_forms import INTERVENTIONS
-from django_idempotency.maintenance.decisions import Act, Refusal, objection_to
+from django_idempotency.maintenance.decisions import Act, Refusal
+from django_idempotency.maintenance.find import MOST
 from django_idempotency.maintenance.formatting import age, amount
 from django_idempotency.maintenance.history import VIEWED, write_entry
 from django_idempotency.maintenance.records import operation_of
+from django_idempotency.maintenance.sessions import session_of
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import stored_response
@@ -62,8 +66,12 @@ from django_idempotency.values.printable import column, in_zone, printable
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 SAYS_NOTHING_WITHOUT = {
-    **{"token": "token", "fingerprint_hex": "fingerprint"},
-    **dict.fromkeys(("response_status", "headers", "body"), "response_status"),
+    "token": "token",
+    "fingerprint_hex": "fingerprint",
+    "session": "locked",
+    "response_status": "response_status",
+    "headers": "response_status",
+    "body": "response_status",
 }
 
 
@@ -81,7 +89,8 @@ def _intervening(act: Act) -> Any:
     def action(
         model_admin: Any, request: HttpRequest, queryset: Records
     ) -> HttpResponse | None:
-        # Only the records that were ticked, never all pages: operators are responsible for what they have seen.
+        # Only the records that were ticked, never all pages: operators are responsible
+        # for what they have seen.
         records = list(
             queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
         )
@@ -90,7 +99,7 @@ def _intervening(act: Act) -> Any:
                 request, gettext("Your selection is no longer in this list.")
             )
             return None
-        if act == Act.RESOLVE and len(records) > 1:
+        if intervention.is_of_one and len(records) > 1:
             messages.warning(
                 request, gettext("Choose one record: each has its own response.")
             )
@@ -122,16 +131,16 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         "request",
         "shown_scope",
     )
-    list_filter = (DatabaseFilter, SituationFilter, "mode")
+    list_filter = (DatabaseFilter, SituationFilter, Finder, "mode")
     list_per_page = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     search_fields = ("key",)
     search_help_text = _(
-        "A whole key, as the client sent it, or a record’s id, whatever its situation; or the beginning of a key, "
-        "scope or path in this list."
+        "A whole key, as the client sent it, or a record’s id, whatever its situation;"
+        " or the beginning of a key, scope or path in this list."
     )
-    actions = [_intervening(act) for act in INTERVENTIONS]
+    actions = [_intervening(act) for act in Act]
     change_list_template = f"{TEMPLATES}/change_list.html"
     change_form_template = f"{TEMPLATES}/change_form.html"
     fieldsets = (
@@ -142,6 +151,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
                     "whole_key",
                     "shown_scope",
                     "badge",
+                    "session",
                     "what",
                     "by_itself",
                     "safe",
@@ -150,24 +160,30 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         ),
         (_("Timeline"), {"fields": ("events",)}),
         (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "id")}),
-        (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "token")}),
+        (
+            _("Claim"),
+            {"fields": ("mode", "shown_hold", "attempts", "token")},
+        ),
         (_("Response"), {"fields": ("response_status", "headers", "body")}),
     )
 
     class Media:
         css = {"all": ("django_idempotency/admin.css",)}
 
-    # --- What is read, and how -----------------------------------------------------------------------------------
+    # --- What is read, and how --------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> Records:
-        """Read from the database that holds the records, never from a replica, which would show stuck ones too late."""
+        """Read from the database that holds the records, never from a replica, which
+        would show stuck ones too late.
+        """
         rows = super().get_queryset(request).using(database_of(request))
         return rows.annotate(now=DatabaseNow(), locked=RowLocked()).defer(
             "response_body"
         )
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        # Otherwise, users who may not see these columns could find out their values bit by bit.
+        # Otherwise, users who may not see these columns could find out their values bit
+        # by bit.
         hidden = lookup.startswith(
             ("response_body", "response_headers", "token", "fingerprint")
         )
@@ -205,9 +221,11 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Records, bool]:
-        """Search by primary key: one record's, or the range that a raw key maps to. Never look through the table.
+        """Search by primary key: one record's, or the range that a raw key maps to.
+        Never look through the table.
 
-        If that finds nothing, return what begins with the term in the list that is shown.
+        If that finds nothing, return what begins with the term in the list that is
+        shown.
         """
         term = term_of(search_term)
         if not term:
@@ -224,7 +242,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         )
         return situation_of(request).first(queryset).filter(begins), False
 
-    # --- What is shown -------------------------------------------------------------------------------------------
+    # --- What is shown ----------------------------------------------------------------
 
     shown_created_at = column("created_at", _("created at"))
 
@@ -244,6 +262,13 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     whole_key = _field(_("key"), lambda record: _apart(record.key))
     fingerprint_hex = _field(
         _("fingerprint"), lambda record: bytes(record.fingerprint).hex()
+    )
+    session = _field(
+        _("row locked by"),
+        lambda record: session_of(record) or _("a transaction that has just ended"),
+    )
+    shown_hold = _field(
+        _("hold on crash"), lambda record: _("yes") if record.hold_on_crash else _("no")
     )
     what = _field(_("what it is"), lambda record: advice(record).what)
     by_itself = _field(
@@ -299,18 +324,17 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         ]
         return [(title, options) for title, options in shown if options["fields"]]
 
-    # --- What can be done ----------------------------------------------------------------------------------------
+    # --- What can be done -------------------------------------------------------------
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
         """Leave out the interventions that this user may not make."""
         forbidden = {
-            f"{act}_records"
-            for act in INTERVENTIONS
-            if not request.user.has_perm(act.permission)
+            f"{act}_records" for act in Act if not request.user.has_perm(act.permission)
         }
+        # since Django 6.1
         where: Any = (
             {} if action_location is None else {"action_location": action_location}
-        )  # since Django 6.1
+        )
         found = super().get_actions(request, **where)
         return {name: action for name, action in found.items() if name not in forbidden}
 
@@ -329,7 +353,9 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         ]
 
     def _page(self, view: Callable[..., HttpResponse]) -> Any:
-        """Return ``view`` for staff, outside the transaction of ``ATOMIC_REQUESTS``, because it has its own."""
+        """Return ``view`` for staff, outside the transaction of ``ATOMIC_REQUESTS``,
+        because it has its own.
+        """
         page: Any = self.admin_site.admin_view(partial(view, self))
         page._non_atomic_requests = set(connections)
         return page
@@ -344,10 +370,10 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         record: Any = self.get_object(request, object_id)
         possible = [
             intervention()
-            for act, intervention in INTERVENTIONS.items()
+            for intervention in INTERVENTIONS.values()
             if record is not None
-            and request.user.has_perm(act.permission)
-            and objection_to(act, record, request.user)
+            and request.user.has_perm(intervention.act.permission)
+            and intervention.objection(record, request.user)
             in (None, Refusal.LAPSED, Refusal.BUSY)
         ]
         context = {"interventions": possible, "database_query": query_of(request)}
@@ -358,7 +384,9 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> HttpResponse:
-        """Write a history entry before a body is shown, so that nobody sees one without an entry."""
+        """Write a history entry before a body is shown, so that nobody sees one without
+        an entry.
+        """
         record = context.get("original")
         if (
             record is not None
@@ -370,11 +398,13 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         return super().render_change_form(request, context, *args, **options)
 
 
-# --- Of one record ---------------------------------------------------------------------------------------------------
+# --- Of one record --------------------------------------------------------------------
 
 
 def _clamped(text: str) -> SafeString:
-    """Show the first lines of a long text; all of it on hover, and on the record's page."""
+    """Show the first lines of a long text; all of it on hover, and on the record's
+    page.
+    """
     text = printable(text)
     return format_html(
         '<bdi class="idempotency-clamped" title="{}">{}</bdi>', text, text

@@ -1,6 +1,7 @@
 """System checks, which find what is wrong with a configuration before it costs money.
 
-A wing of the package registers checks of its own from its ``AppConfig``: ``register(CHECKS, label=…, page=…)``.
+A wing of the package registers checks of its own from its ``AppConfig``:
+``register(CHECKS, label=…, page=…)``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""What can be wrong: settings and policies, views and the position of their entry points, and databases."""
+"""What can be wrong: settings and policies, views and the position of their entry
+points, and databases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain, starmap, takewhile
 from types import FunctionType
 from typing import Any
 
 from django.apps import apps
-from django.contrib.auth.mixins import AccessMixin
 from django.core.exceptions import ImproperlyConfigured
 from django.db import (
     OperationalError,
@@ -22,24 +24,36 @@ from django.utils.module_loading import import_string
 from django_idempotency import conf
 from django_idempotency.checks.subjects import TABLE, Database, Source
 from django_idempotency.http import ninja
-from django_idempotency.http.placement import (
-    MARK,
+from django_idempotency.http.closures import (
     closed_over,
-    entry_point_policy,
+    decorators_of,
     innermost,
     layers,
+    opens_transaction,
+)
+from django_idempotency.http.placement import (
+    MARK,
+    entry_point_policy,
+    is_async_api,
     view_class,
 )
+from django_idempotency.http.responses import REPLAYED
 from django_idempotency.http.transactions import ProtectedClass
-from django_idempotency.middleware import covers, is_covering
+from django_idempotency.middleware import (
+    covers,
+    is_covering,
+    policy_by_path,
+    routes,
+)
 from django_idempotency.stores import configured
 from django_idempotency.stores.codec import lack_of_encryption
 from django_idempotency.stores.connections import aliases
 from django_idempotency.values.outcomes import dotted_name
-from django_idempotency.values.policy import REQUIRE, Lease, Policy
+from django_idempotency.values.policy import REQUIRE, Lease, Policy, is_async
 from django_idempotency.values.rules import nearest
 from django_idempotency.values.scopes import tenant_databases
 
+API_VIEW = "WrappedAPIView"  # the class that REST framework's decorator makes
 API_KEY_PERMISSIONS = {"HasAPIKey"}  # of djangorestframework-api-key
 UNSAFE = ("post", "put", "patch", "delete")
 PACKAGE = "django_idempotency."
@@ -52,13 +66,13 @@ GUARDS = frozenset(
         "rules.contrib.views",
     }
 )
-METHOD_DECORATOR = "django.utils.decorators"
-# The settings of wings, and the apps that read them.
-WINGS = {
-    "outbox": "django_idempotency.contrib.outbox",
-    "dashboard": "django_idempotency.contrib.dashboard",
-}
+# Not imported: that would need django.contrib.auth in INSTALLED_APPS.
+ACCESS_MIXIN = "django.contrib.auth.mixins.AccessMixin"
+UNLOGGED = (
+    f"SELECT 1 FROM pg_class WHERE oid = '{TABLE}'::regclass AND relpersistence = 'u'"
+)
 UNGUESSABLE = 16  # characters
+SHORT_LEASE = 5  # seconds
 # EXPLAIN needs the privilege of the statement, but doesn't run it.
 STATEMENTS = {
     "SELECT": f"SELECT * FROM {TABLE}",
@@ -67,15 +81,15 @@ STATEMENTS = {
     "DELETE": f"DELETE FROM {TABLE}",
 }
 
-# --- Settings and policies -------------------------------------------------------------------------------------------
+# --- Settings and policies ------------------------------------------------------------
 
 
 def is_public_and_guessable(source: Source) -> bool:
     policy = source.policy
     return (
         policy.scope == "public"
-        and policy.keys.pattern is None
-        and policy.keys.min_length < UNGUESSABLE
+        and policy.key.pattern is None
+        and policy.key.min_length < UNGUESSABLE
     )
 
 
@@ -88,6 +102,21 @@ def why_unencrypted(source: Source) -> tuple[str, str] | None:
     return (why, effect) if why and encrypt else None
 
 
+def flat_settings(_settings: conf.Conf) -> Iterator[str]:
+    yield from sorted(conf.flat_names())
+
+
+def expires_before_a_waiter(source: Source) -> str | None:
+    """Return which times of the policy are longer than its retention; ``None`` if they
+    fit, or if another row of the catalogue says so.
+    """
+    policy = source.policy
+    if policy.is_atomic:
+        return "the wait" if policy.retention < (policy.wait or 0) else None
+    left = policy.retention - policy.mode.seconds
+    return "the lease and the wait together" if 0 <= left < (policy.wait or 0) else None
+
+
 def lease_outlasts_delivery(consumer: Source) -> bool:
     waits = consumer.of.redelivered_after
     return (
@@ -95,12 +124,6 @@ def lease_outlasts_delivery(consumer: Source) -> bool:
         and waits is not None
         and consumer.policy.mode.seconds >= waits
     )
-
-
-def settings_of_absent_apps(settings: conf.Conf) -> Iterator[tuple[str, str]]:
-    for name, app in WINGS.items():
-        if getattr(settings, name) and not apps.is_installed(app):
-            yield name.upper(), app
 
 
 def why_unusable(store: str) -> ImproperlyConfigured | None:
@@ -129,11 +152,13 @@ def unknown_database(source: Source) -> str | None:
     )
 
 
-# --- Views -----------------------------------------------------------------------------------------------------------
+# --- Views ----------------------------------------------------------------------------
 
 
 def other_database(view: Source) -> tuple[str, str] | None:
-    """Return the database of the effects and those of the records, if they differ in atomic mode."""
+    """Return the database of the effects and those of the records, if they differ in
+    atomic mode.
+    """
     if not view.policy.is_atomic:
         return None
     records = aliases(view.policy)
@@ -153,11 +178,13 @@ def _database_of(view: Any) -> str | None:
     return None if model is None else router.db_for_write(model)
 
 
-# --- Positions of entry points ---------------------------------------------------------------------------------------
+# --- Positions of entry points --------------------------------------------------------
 
 
 def why_callers_are_no_users(view: Source) -> str | None:
-    """Return why some callers have no scope; ``None`` if all have one, or nothing is known."""
+    """Return why some callers have no scope; ``None`` if all have one, or nothing is
+    known.
+    """
     if view.policy.scope is not None or view.policy.anonymous == "ignore":
         return None
     permissions = getattr(view.of, "permission_classes", ["unknown"])
@@ -171,8 +198,10 @@ def why_callers_are_no_users(view: Source) -> str | None:
 
 
 def revisions_in_a_transaction(_settings: conf.Conf) -> Iterator[str]:
-    """Yield django-reversion's middleware, unless a subclass has turned its transaction off."""
-    for path in conf.middleware():
+    """Yield django-reversion's middleware, unless a subclass has turned its transaction
+    off.
+    """
+    for path in conf.of_project("MIDDLEWARE"):
         bases = getattr(found := import_string(path), "__mro__", ())
         if any(base.__module__ == "reversion.middleware" for base in bases) and getattr(
             found, "atomic", False
@@ -181,7 +210,9 @@ def revisions_in_a_transaction(_settings: conf.Conf) -> Iterator[str]:
 
 
 def unread_policies(cls: Any) -> Iterator[tuple[str, str]]:
-    """Yield the class and each attribute with a policy, if no base of this package has such an attribute."""
+    """Yield the class and each attribute with a policy, if no base of this package has
+    such an attribute.
+    """
     read = {
         name
         for base in cls.__mro__
@@ -195,7 +226,9 @@ def unread_policies(cls: Any) -> Iterator[tuple[str, str]]:
 
 
 def unused_handler(cls: Any) -> tuple[str, str] | None:
-    """Return the class and a handler, around which the entry point is, if ``dispatch`` uses nothing of the class."""
+    """Return the class and a handler, around which the entry point is, if ``dispatch``
+    uses nothing of the class.
+    """
     handler = next((name for name in UNSAFE if hasattr(cls, name)), None)
     if handler is None or not (hasattr(cls, MARK) or is_covering()):
         return None
@@ -217,11 +250,87 @@ def unused_handler(cls: Any) -> tuple[str, str] | None:
     )
 
 
-# --- Guards inside an entry point, which do not run before a replay --------------------------------------------------
+def has_to_be_awaited(view: Any) -> bool:
+    """Whether this is an async function, class of views or operation of Ninja."""
+    if isinstance(view, type):
+        return bool(getattr(view, "view_is_async", False))
+    return bool(getattr(view, "is_async", False)) or is_async(view)
+
+
+def inside_transaction(route: tuple[str, Any]) -> str | None:
+    """Return the view if its entry point is inside ``transaction.atomic``, which is
+    around the view or its class's ``dispatch``.
+    """
+    view = route[1]
+    above = [*takewhile(lambda part: not _is_entry_point(part), layers(view))]
+    order = getattr(cls := view_class(view), "__mro__", ())
+    if ProtectedClass in order:
+        outside = order[: order.index(ProtectedClass)]
+        above += [vars(base).get("dispatch") for base in outside]
+    elif not any(map(_is_entry_point, layers(view))):
+        return None
+    return dotted_name(cls or view) if any(map(opens_transaction, above)) else None
+
+
+def below_api_view(route: tuple[str, Any]) -> str | None:
+    """Return the view if ``@api_view`` has made a class of a protected function."""
+    cls = view_class(route[1])
+    if getattr(cls, "__qualname__", "") != API_VIEW:
+        return None
+    handlers = (getattr(cls, method, None) for method in UNSAFE)
+    is_protected = any(
+        MARK in getattr(part, "__dict__", ())
+        for part in chain.from_iterable(map(closed_over, handlers))
+    )
+    return dotted_name(route[1]) if is_protected else None
+
+
+def undescribed_keys(_settings: conf.Conf) -> Iterator[str]:
+    """Yield what makes documents of the API without its keys."""
+    if apps.is_installed("django_idempotency.contrib.openapi"):
+        return
+    if apps.is_installed("drf_spectacular"):
+        yield "drf-spectacular"
+    if any(starmap(_is_in_a_document_of_ninja, routes())):
+        yield "Django Ninja"
+
+
+def _is_in_a_document_of_ninja(path: str, view: Any) -> bool:
+    """Whether a protected operation is in the OpenAPI document of its Ninja API."""
+    return any(
+        policy is not None and method in conf.resolve(policy).methods
+        for operation in ninja.operations(view)
+        if operation.include_in_schema and operation.api.openapi_url
+        for method in operation.methods
+        for policy in [policy_by_path(view, method, path)]
+    )
+
+
+def hidden_from_browsers(settings: conf.Conf) -> Iterator[tuple[str, str, str]]:
+    """Yield what django-cors-headers keeps from scripts of other origins."""
+    if "corsheaders.middleware.CorsMiddleware" not in conf.of_project("MIDDLEWARE"):
+        return
+    if isinstance(name := settings.policy.key.source, str) and conf.cors_lacks(
+        "CORS_ALLOW_HEADERS", name
+    ):
+        yield "CORS_ALLOW_HEADERS", name.lower(), "send keys"
+    if conf.cors_lacks("CORS_EXPOSE_HEADERS", REPLAYED):
+        yield "CORS_EXPOSE_HEADERS", REPLAYED, "tell replays"
+
+
+def async_api(route: tuple[str, Any]) -> str | None:
+    path, view = route
+    unprotected = is_covering() and covers(view, "POST", path)
+    return dotted_name(view_class(view)) if unprotected and is_async_api(view) else None
+
+
+# --- Guards inside an entry point, which do not run before a replay -------------------
 
 
 def guards_inside(route: tuple[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield authentication and permissions inside an entry point, so a replay comes before them."""
+    """Yield authentication and permissions inside an entry point, so a replay comes
+    before them.
+    """
     path, view = route
     policy = _policy(path, view)
     if policy is None or policy.may_replay is not None:
@@ -237,7 +346,9 @@ def guards_inside(route: tuple[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _policy(route: str, view: Any) -> Policy | None:
-    """Return the policy in force for the view of ``route``; ``None`` if no entry point covers it."""
+    """Return the policy in force for the view of ``route``; ``None`` if no entry point
+    covers it.
+    """
     stated = next(
         filter(None, (entry_point_policy(view, method) for method in UNSAFE)), None
     )
@@ -256,10 +367,13 @@ def _inside_class(cls: Any, policy: Policy) -> Iterator[tuple[str, str]]:
         part for base in bases for part in (base, *_parts(vars(base)["dispatch"]))
     ]
     yield from _after_entry_point(dispatch, f"{dotted_name(cls)}.dispatch")
-    is_around = hasattr(cls, MARK) or any(map(_is_entry_point, dispatch))
+    is_around = any(map(_is_entry_point, dispatch))
     for method in sorted(policy.methods):
-        parts = list(_parts(getattr(cls, method.lower(), None)))
-        inside = is_around or (is_covering() and not any(map(_is_entry_point, parts)))
+        handler = getattr(cls, method.lower(), None)
+        parts, inside = list(_parts(handler)), is_around
+        if not (is_around or any(map(_is_entry_point, parts))):
+            inside = hasattr(cls, MARK) or is_covering()
+            parts = list(_parts(innermost(handler) if inside and handler else handler))
         yield from _after_entry_point(
             parts, f"{dotted_name(cls)}.{method.lower()}", inside=inside
         )
@@ -268,29 +382,29 @@ def _inside_class(cls: Any, policy: Policy) -> Iterator[tuple[str, str]]:
 def _after_entry_point(
     parts: Iterable[Any], where: str, *, inside: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield the guards that come after the entry point among ``parts``, which are ordered from the outermost."""
+    """Yield the guards that come after the entry point among ``parts``, which are
+    ordered from the outermost.
+    """
     for part in parts:
         if inside and _module(part) in GUARDS:
             yield f"a decorator of {_module(part)}", where
-        if inside and isinstance(part, type) and issubclass(part, AccessMixin):
+        if inside and ACCESS_MIXIN in map(dotted_name, getattr(part, "__mro__", ())):
             yield part.__name__, where
         inside = inside or _is_entry_point(part)
 
 
 def _parts(method: Any) -> Iterator[Any]:
-    """Yield a method and its decorators, from the outermost; for ``method_decorator``, the decorators given to it."""
+    """Yield a method and its decorators, from the outermost; for ``method_decorator``,
+    the decorators given to it.
+    """
     for layer in layers(method):
-        lists = [part for part in closed_over(layer) if isinstance(part, list | tuple)]
-        if lists and _module(layer) == METHOD_DECORATOR:
-            yield from reversed(
-                lists[0]
-            )  # the first one is applied first, so it is the innermost
-        else:
-            yield layer
+        yield from reversed(decorators_of(layer) or [layer])
 
 
 def _is_entry_point(part: Any) -> bool:
-    """Whether ``part`` is ``@idempotent``, with or without arguments, or what that has made of a view."""
+    """Whether ``part`` is ``@idempotent``, with or without arguments, or what that has
+    made of a view.
+    """
     made = part.func if isinstance(part, partial) else type(part)
     return str(getattr(made, "__module__", "")).startswith(PACKAGE) or _module(
         part
@@ -298,7 +412,9 @@ def _is_entry_point(part: Any) -> bool:
 
 
 def _module(part: Any) -> str:
-    """Return the module in which a function was written; ``functools.wraps`` changes only its ``__module__``."""
+    """Return the module in which a function was written; ``functools.wraps`` changes
+    only its ``__module__``.
+    """
     return (
         str(part.__globals__.get("__name__", ""))
         if isinstance(part, FunctionType)
@@ -306,16 +422,20 @@ def _module(part: Any) -> str:
     )
 
 
-# --- Databases, and the records in them ------------------------------------------------------------------------------
+# --- Databases, and the records in them -----------------------------------------------
 
 
 def lacks_table(database: Database) -> bool:
-    """Whether the table is missing. It may be in the schemas of tenants, which are not looked into."""
+    """Whether the table is missing. It may be in the schemas of tenants, which are not
+    looked into.
+    """
     return not database.has_table and database.using not in tenant_databases()
 
 
 def lacks_privileges(database: Database) -> tuple[str, str] | None:
-    """Return what the database refuses this role on the table, with its first reason."""
+    """Return what the database refuses this role on the table, with its first
+    reason.
+    """
     refused: dict[str, str] = {}
     for privilege, statement in (
         STATEMENTS.items() if database.vendor != "sqlite" else ()
@@ -329,6 +449,23 @@ def lacks_privileges(database: Database) -> tuple[str, str] | None:
         except (OperationalError, ProgrammingError) as error:
             refused[privilege] = str(error).partition("\n")[0]
     return (", ".join(refused), next(iter(refused.values()))) if refused else None
+
+
+def is_unlogged(database: Database) -> bool:
+    if database.vendor != "postgresql":
+        return False
+    with database.connection.cursor() as cursor:
+        cursor.execute(UNLOGGED)
+        return bool(cursor.fetchone())
+
+
+def loses_an_hour(database: Database) -> str | None:
+    """Return the zone with summer time whose times psycopg2 reads without their
+    offset.
+    """
+    driver = getattr(database.connection, "Database", None)
+    is_psycopg2 = getattr(driver, "__name__", "") == "psycopg2"
+    return conf.ambiguous_zone() if is_psycopg2 else None
 
 
 def lacks_skip_locked(database: Database) -> bool:

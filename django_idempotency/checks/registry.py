@@ -27,7 +27,8 @@ def each(
 ) -> Callable[[Project], Iterator[Found]]:
     """Look at each item of a part of the project, such as ``"views"``.
 
-    ``finds``: returns what is wrong with an item, or nothing; a generator yields several findings.
+    ``finds``: returns what is wrong with an item, or nothing; a generator yields
+    several findings.
     """
 
     def find(project: Project) -> Iterator[Found]:
@@ -45,14 +46,16 @@ def each(
 
 @dataclass(frozen=True)
 class Check:
-    """What can be wrong, and how to find it. Rows with the same ``id`` are different causes of one problem.
+    """What can be wrong, and how to find it. Rows with the same ``id`` are different
+    causes of one problem.
 
-    ``id``: ``E`` for an error or ``W`` for a warning, and a number.
-    ``find``: yields items of the project, each with what was found.
-    ``message``, ``hint``: templates for ``str.format``, in which these are called ``it`` and ``found``. An option of
-        policies in backticks is written as its place does: in capitals in the setting, else in lower case.
-    ``database``: it queries databases, so it runs only if they are named, as by ``check --database default``.
-    ``deploy``: it runs only under ``check --deploy``.
+    ``id``: ``E`` for an error or ``W`` for a warning, and a number. ``find``: yields
+    items of the project, each with what was found. ``message``, ``hint``: templates for
+    ``str.format``, in which these are called ``it`` and ``found``. An option of
+    policies in backticks is written as its place does: in capitals in the setting, else
+    in lower case. ``database``: it queries databases, so it runs only if they are
+    named, as by ``check --database default``. ``deploy``: it runs only under ``check
+    --deploy``.
     """
 
     id: str
@@ -65,7 +68,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Table:
-    """The checks of one app. ``page`` of the documentation has a heading for each id."""
+    """The checks of one app. ``page`` of the documentation has a heading for each
+    id.
+    """
 
     label: str
     page: str
@@ -103,9 +108,8 @@ def run(table: Table, project: Project) -> list[CheckMessage]:
 
 def _messages(row: Check, table: Table, project: Project) -> Iterator[CheckMessage]:
     seen: set[str] = set()
-    inherited: set[str] = (
-        set()
-    )  # what views have from the setting is reported once, for the setting
+    # what views have from the setting is reported once, for the setting
+    inherited: set[str] = set()
     for it, found in row.find(project):
         text, hint = (
             _written(template, it, found) for template in (row.message, row.hint)

@@ -10,14 +10,15 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from django.views import View
 
 from django_idempotency import conf
 from django_idempotency.http import ninja
+from django_idempotency.http.closures import layers
 from django_idempotency.http.placement import (
     MARK,
     entry_point_policy,
-    layers,
     view_class,
 )
 from django_idempotency.messages.runner import Runner, runner_at
@@ -28,15 +29,18 @@ from django_idempotency.stores.connections import aliases
 from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import dotted_name
 from django_idempotency.values.policy import Limits, Policy
+from django_idempotency.values.rules import is_for_good
 
 TABLE = IdempotencyRecord._meta.db_table
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a policy is set: the ``IDEMPOTENCY`` setting, a view or a consumer. ``str()`` gives its name.
+    """Where a policy is set: the ``IDEMPOTENCY`` setting, a view or a consumer.
+    ``str()`` gives its name.
 
-    ``policy``: the one in force there. ``of``: the view, its class, Ninja's operation or the runner.
+    ``policy``: the one in force there. ``of``: the view, its class, Ninja's operation
+    or the runner.
     """
 
     name: str
@@ -75,11 +79,26 @@ class Database:
 
     @cached_property
     def has_table(self) -> bool:
-        return TABLE in self.connection.introspection.table_names()
+        return not self.lacks(IdempotencyRecord)
+
+    def lacks(self, model: type[Model]) -> bool:
+        """Whether the table of ``model`` is missing."""
+        tables = self.connection.introspection.table_names()
+        return model._meta.db_table not in tables
+
+    @property
+    def keeps_for_good(self) -> bool:
+        """Whether a policy keeps its records for good, or there are such records."""
+        return (
+            any(is_for_good(policy.retention) for policy in self.policies)
+            or IdempotencyRecord.objects.using(self.using).kept_for_good().exists()
+        )
 
 
 class Project:
-    """``databases``: the aliases that may be queried. Without readable settings, only ``errors`` has items."""
+    """``databases``: the aliases that may be queried. Without readable settings, only
+    ``errors`` has items.
+    """
 
     def __init__(self, databases: Iterable[str] = ()) -> None:
         self.may_query = frozenset(databases)
@@ -109,7 +128,7 @@ class Project:
 
     @cached_property
     def policies(self) -> list[Policy]:
-        return [source.policy for source in self.sources]
+        return [source.policy for source in (*self.sources, *self.consumers)]
 
     @cached_property
     def limited(self) -> list[str]:
@@ -198,7 +217,9 @@ class Project:
 
     @cached_property
     def asked_stores(self) -> list[tuple[str, list[str] | StoreUnavailable]]:
-        """The stores in use by name, if servers may be asked; each with its objections, or why it has none."""
+        """The stores in use by name, if servers may be asked; each with its objections,
+        or why it has none.
+        """
         chosen = [
             policy
             for policy in self.policies
@@ -240,7 +261,9 @@ def _objections(store: Store) -> list[str] | StoreUnavailable:
 
 
 def _stated(callback: Any) -> Iterator[tuple[str, Policy | None, Any]]:
-    """Yield a name and a policy, if there is one, for whatever may have one of its own behind a view."""
+    """Yield a name and a policy, if there is one, for whatever may have one of its own
+    behind a view.
+    """
     for operation in ninja.operations(callback):
         yield (
             dotted_name(operation.view_func),
@@ -262,7 +285,9 @@ def _stated(callback: Any) -> Iterator[tuple[str, Policy | None, Any]]:
 
 
 def _handlers(callback: Any, cls: type) -> dict[str, str]:
-    """Return the names of the class's methods, by the HTTP methods that they handle; ``dispatch`` may handle all."""
+    """Return the names of the class's methods, by the HTTP methods that they handle;
+    ``dispatch`` may handle all.
+    """
     names = [
         name
         for name in View.http_method_names
@@ -278,5 +303,6 @@ def _handlers(callback: Any, cls: type) -> dict[str, str]:
 def _runner(path: str) -> Runner[Any] | Exception:
     try:
         return runner_at(path)
-    except Exception as error:  # importing a project's module, or calling its function, may raise anything
+    except Exception as error:
+        # importing a project's module, or calling its function, may raise anything
         return error

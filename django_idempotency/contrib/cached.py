@@ -1,8 +1,10 @@
 """Records in a database, with a cache of their responses in front.
 
-A record that is done is served from the cache, without a statement, if the request is the same. The database decides
-about a request that differs in scope, key or fingerprint, about a record that is not done, and about everything while
-the cache can't be read. The cache is never trusted for longer than ``max_age`` seconds, by its own clock.
+A record that is done is served from the cache, without a statement, if the request is
+the same. The database decides about a request that differs in scope, key or
+fingerprint, about a record that is not done, and about everything while the cache can't
+be read. The cache is never trusted for longer than ``max_age`` seconds, by its own
+clock.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,64 +24,71 @@ from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
 
-from django_idempotency.engine.admission import CacheGuard
-from django_idempotency.engine.digests import as_recorded
-from django_idempotency.models import TERMINAL, Status
-from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores import database_store
-from django_idempotency.stores.base import Found, Seen, Store
-from django_idempotency.stores.codec import EPOCH, is_encrypted
-from django_idempotency.stores.database import DatabaseOptions, DatabaseStore
-from django_idempotency.stores.postgresql import Receipt
-from django_idempotency.values.outcomes import (
+from django_idempotency import Policy
+from django_idempotency.extending import cause, is_due, log, option, seconds, text
+from django_idempotency.extending.stores import (
+    TERMINAL,
+    CacheGuard,
     Claimed,
+    DatabaseOptions,
+    DatabaseStore,
     Operation,
+    Receipt,
+    Seen,
     Snapshot,
+    Status,
+    Store,
     StoredResponse,
+    as_recorded,
+    database_store,
+    is_encrypted,
 )
-from django_idempotency.values.policy import Policy
-from django_idempotency.values.rules import Kept, Seconds, option, seconds, text
 
 T = TypeVar("T")
 
 VERSION = 1  # of entries: others are as good as none
 PREFIX = "idempotency:"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_BODY = 64 * 1024  # bytes; responses with a longer body are not cached
-PATIENCE, PAUSE = (
-    0.25,
-    5.0,
-)  # seconds: a cache that takes longer to respond, or fails, is not used for the pause
-FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
+# seconds: a cache that takes longer to respond, or fails, is not used for the pause
+PATIENCE, PAUSE = 0.25, 5.0
+# in place of an entry: there is none, and a record that was read earlier does not
+# replace it
+FORGOTTEN = b""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(DatabaseOptions):
     """The ``OPTIONS`` of a cached store. Times are in seconds.
 
-    ``cache``: alias in ``CACHES``. ``max_age``: how long an entry is trusted after it was written.
+    ``cache``: alias in ``CACHES``. ``max_age``: how long an entry is trusted after it
+    was written.
     """
 
     cache: str = option("default", text("an alias in CACHES"))
-    max_age: Kept[Seconds, float] = option(30.0, seconds(1, 24 * 60 * 60))
+    max_age: float = option(30.0, seconds(1, 24 * 60 * 60))
 
     @property
     def longest(self) -> float:
-        """Seconds for which a response may be replayed after the record changed without the cache knowing.
+        """Seconds for which a response may be replayed after the record changed without
+        the cache knowing.
 
-        An entry may be as old as ``max_age`` when it is written, and is trusted for as long again.
+        An entry may be as old as ``max_age`` when it is written, and is trusted for as
+        long again.
         """
         return 2 * self.max_age
 
 
 _guards: dict[str, CacheGuard] = {}
-_first_schemas: dict[
-    str, tuple[str, ...]
-] = {}  # by alias: where the first claim of this process looked for the table
+# by alias: where the first claim of this process looked for the table
+_first_schemas: dict[str, tuple[str, ...]] = {}
 _several_schemas: set[str] = set()
 
 
 class CachedStore(DatabaseStore):
-    """A database's store, chosen by the database's vendor, with a cache in front. Name this class in ``STORES``."""
+    """A database's store, chosen by the database's vendor, with a cache in front. Name
+    this class in ``STORES``.
+    """
 
     options: CacheOptions
 
@@ -96,9 +105,11 @@ class CachedStore(DatabaseStore):
 
     @classmethod
     def forget(cls, ids: Collection[UUID], using: str, options: CacheOptions) -> float:
-        """Mark the records for as long as a response that was read before could be written to the cache.
+        """Mark the records for as long as a response that was read before could be
+        written to the cache.
 
-        The seconds are 0 unless the cache can't be reached, or each process has its own.
+        The seconds are 0 unless the cache can't be reached, or each process has its
+        own.
         """
         marks = {_key(id, using): FORGOTTEN for id in ids}
         try:
@@ -115,7 +126,7 @@ class CachedStore(DatabaseStore):
             return options.longest
         return options.longest if missed or isinstance(cache, LocMemCache) else 0.0
 
-    def claim(self, operation: Operation, token: UUID) -> Found:
+    def claim(self, operation: Operation, token: UUID) -> Any:
         if found := self._cached(operation):
             schema = _tenant(self.name)
             return Seen(found, receipt=Receipt((schema,)) if schema else None)
@@ -141,7 +152,8 @@ class CachedStore(DatabaseStore):
             )
             created_at = self.created_at(claim)
             if created_at is None and is_encrypted(response):
-                return written  # it can't be decrypted without the time: a replay will cache it
+                # it can't be decrypted without the time: a replay will cache it
+                return written
 
             def keep() -> None:
                 if time.monotonic() - begun < self.options.max_age:
@@ -166,7 +178,9 @@ class CachedStore(DatabaseStore):
     # --- tenants with a schema each
 
     def _note(self, schemas: tuple[str, ...]) -> None:
-        """Stop using the cache if tenants have a schema each that only the server knows: entries would mix."""
+        """Stop using the cache if tenants have a schema each that only the server
+        knows: entries would mix.
+        """
         if (
             not schemas
             or _tenant(self.name) is not None
@@ -176,7 +190,10 @@ class CachedStore(DatabaseStore):
         first = _first_schemas.setdefault(self.name, schemas)
         if schemas != first:
             _several_schemas.add(self.name)
-            message = "idempotency: the database %r has several schemas (%s; %s), so no cache is used in front of it"
+            message = (
+                "idempotency: the database %r has several schemas (%s; %s), so no cache"
+                " is used in front of it"
+            )
             log(
                 logging.WARNING,
                 "cache_error",
@@ -196,10 +213,23 @@ class CachedStore(DatabaseStore):
         return guard.ask(what, options.cache, patience=PATIENCE, pause=PAUSE)
 
     def _cached(self, operation: Operation) -> Snapshot | None:
-        return _record(
-            self._ask_cache(lambda cache: cache.get(_key(operation.id, self.name))),
-            operation,
-        )
+        entry = self._ask_cache(lambda cache: cache.get(_key(operation.id, self.name)))
+        if not isinstance(entry, tuple) or entry[:1] != (VERSION,):
+            return None
+        if _is_damaged(entry):
+            message = "idempotency record %s: its entry in the cache %r is damaged"
+            if is_due(message):
+                cache = self.options.cache
+                log(
+                    logging.WARNING,
+                    "cache_error",
+                    message,
+                    operation.id,
+                    cache,
+                    operation=operation,
+                )
+            return None
+        return _record(entry, operation)
 
     def _keep_record(self, record: Snapshot) -> None:
         if record.response is None or record.status not in TERMINAL:
@@ -220,9 +250,11 @@ class CachedStore(DatabaseStore):
         *,
         newest: bool = False,
     ) -> None:
-        """Write an entry. A response that was read replaces none, as it may be outdated; one just committed does.
+        """Write an entry. A response that was read replaces none, as it may be
+        outdated; one just committed does.
 
-        It does not if it is gone again: the project's hooks run between COMMIT and here, and so may an erasure.
+        It does not if it is gone again: the project's hooks run between COMMIT and
+        here, and so may an erasure.
         """
         if left < 1 or len(response.body or b"") > MAX_BODY:
             return
@@ -243,7 +275,7 @@ def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
     return type(f"Cached{plain.__name__}", (CachedStore, plain), {})
 
 
-# --- Entries ---------------------------------------------------------------------------------------------------------
+# --- Entries --------------------------------------------------------------------------
 
 
 def _key(id: UUID, using: str) -> str:
@@ -266,10 +298,20 @@ def _entry(
     )
 
 
-def _record(entry: object, operation: Operation) -> Snapshot | None:
-    """Return an entry as a record; ``None`` unless it is of this version and of the same request."""
-    if not isinstance(entry, tuple) or entry[:1] != (VERSION,):
-        return None
+KINDS: tuple[Any, ...] = (int, str, str, bytes, datetime, str, int, tuple)
+KINDS += (bytes | None,)
+
+
+def _is_damaged(entry: tuple[Any, ...]) -> bool:
+    if len(entry) != len(KINDS) or not all(map(isinstance, entry, KINDS)):
+        return True
+    _created_at, status, *response = entry[4:]
+    whole = StoredResponse.of(*response).headers == response[1]
+    return not (whole and status in TERMINAL and 100 <= response[0] < 600)
+
+
+def _record(entry: tuple[Any, ...], operation: Operation) -> Snapshot | None:
+    """Return an entry as a record; ``None`` unless it is of the same request."""
     (
         _version,
         scope,
@@ -310,6 +352,8 @@ def _record(entry: object, operation: Operation) -> Snapshot | None:
 
 
 def _tenant(using: str) -> str | None:
-    """Return the schema that is set for the connection ``using``, as by django-tenants; ``None`` if it has no such."""
+    """Return the schema that is set for the connection ``using``, as by django-tenants;
+    ``None`` if it has no such.
+    """
     schema: str | None = getattr(connections[using], "schema_name", None)
     return schema

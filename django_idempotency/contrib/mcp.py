@@ -1,18 +1,22 @@
-"""Tools of MCP servers, with the official SDK: a repeated call gets the result of the first one."""
+"""Tools of MCP servers, with the official SDK or fastmcp: a repeated call gets the
+result of the first one.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from anyio import CancelScope
+from asgiref.sync import iscoroutinefunction as is_async
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
@@ -20,55 +24,52 @@ from django.utils.translation import override
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context, authenticated_principal
 from mcp.server.mcpserver.utilities.context_injection import find_context_parameter
-from mcp_types import CallToolResult, InputRequiredResult, TextContent
+from mcp_types import (
+    CallToolResult,
+    InputRequiredResult,
+    TextContent,
+    ToolAnnotations,
+)
 from pydantic import PydanticUserError, TypeAdapter
 
-from django_idempotency.conf import conf, resolve
-from django_idempotency.messages.attempt import current_context
-from django_idempotency.messages.consumer import Consumer
-from django_idempotency.messages.message import (
-    Ack,
-    AwaitsOperator,
-    Delivery,
-    Exhausted,
-    InFlightElsewhere,
-    MarkedFailed,
-    Message,
-    Refused,
-    RetryLater,
-)
-from django_idempotency.messages.results import JSON, NOT_KEPT, PLAIN_JSON
-from django_idempotency.values.exceptions import (
-    AnonymousKey,
-    MalformedKey,
-    MissingKey,
-    StoreUnavailable,
-)
-from django_idempotency.values.outcomes import (
+from django_idempotency import Message, Policy, Problem, StoreUnavailable, current
+from django_idempotency.extending import conf, resolve
+from django_idempotency.extending.brokers import PLAIN_JSON, Caller
+from django_idempotency.extending.requests import CUSTOM, PROBLEMS, problem
+from django_idempotency.extending.stores import (
     InFlight,
     Mismatch,
     OnHold,
     Release,
     Verdict,
 )
-from django_idempotency.values.policy import Policy, is_async
-from django_idempotency.values.problems import (
-    MARKED_FAILED,
-    NOT_STORED,
-    Problem,
-    problem,
+from django_idempotency.messages import (
+    NOT_KEPT,
+    Ack,
+    AwaitsOperator,
+    Consumer,
+    Delivery,
+    Exhausted,
+    InFlightElsewhere,
+    MarkedFailed,
+    Refused,
+    RetryLater,
 )
-from django_idempotency.values.scopes import CUSTOM
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Scope = Callable[[Context[Any, Any]], str | None]
 
 META_KEY = "idempotencyKey"
+META_KEYS = (META_KEY, "idempotency_key", "idempotency-key")
+# for the tool() of a server, above a tool that requires a key
+ANNOTATIONS = ToolAnnotations(idempotent_hint=True)
 PUBLIC: Literal["public"] = "public"
-MAX_ATTEMPTS = 1_000_000  # the client knows when to give up
 CONTEXT = "mcp_context"
-OTHER_CALL = "The tool or its arguments differ. Send a retry exactly as it was first sent; use a new key only for another call."
+OTHER_CALL = (
+    "The tool or its arguments differ. Send a retry exactly as it was first sent; use a"
+    " new key only for another call."
+)
 USED = "_django_idempotency_key_used"
 
 
@@ -87,25 +88,28 @@ def idempotent_tool(
 ) -> Any:
     """Run a tool once for each key: ``@server.tool()`` above ``@idempotent_tool``.
 
-    The key is ``idempotencyKey`` in the ``_meta`` of ``tools/call``. A call without a key runs unprotected, unless the
-    policy has ``required=True``.
+    The key is ``idempotencyKey`` in the ``_meta`` of ``tools/call``, or
+    ``idempotency_key`` or ``idempotency-key`` there. A call without a key runs
+    unprotected, unless the policy has ``required=True``.
 
-    ``scope``: whose key it is. A callable gets the SDK's ``Context`` and returns the tenant or user, or ``None`` if
-    there is none. ``"public"`` is one scope for all callers. The default is the client, issuer and subject of the
-    access token.
+    ``scope``: whose key it is. A callable gets the SDK's ``Context`` and returns the
+    tenant or user, or ``None`` if there is none. ``"public"`` is one scope for all
+    callers. The default is the client, issuer and subject of the access token.
 
-    An exception in the tool rolls its effects back and is passed to the SDK as usual. A retry then runs the tool again;
-    ``RejectMessage`` is remembered. A call that is neither run nor replayed returns a result with ``isError`` that says
-    whether to retry. Outside a request, the tool just runs.
+    An exception in the tool rolls its effects back and is passed to the SDK as usual. A
+    retry then runs the tool again; ``RejectMessage`` is remembered. A call that is
+    neither run nor replayed returns a result with ``isError`` that says whether to
+    retry. Outside a request, the tool just runs.
 
-    A coroutine function needs a policy in lease mode. Raises ``ImproperlyConfigured`` otherwise, or if the tool has no
-    name.
+    A coroutine function needs a policy in lease mode. Raises ``ImproperlyConfigured``
+    otherwise, or if the tool has no name.
     """
     if function is None:
         return partial(idempotent_tool, scope=scope, policy=policy)
     if not hasattr(function, "__qualname__"):
         raise ImproperlyConfigured(
-            f"{function!r} has no name to distinguish its keys by; define a function that calls it."
+            f"{function!r} has no name to distinguish its keys by; define a function"
+            " that calls it."
         )
     tool = _Tool(function, scope, policy or Policy())
     if is_async(function) and resolve(tool.policy).is_atomic:
@@ -113,9 +117,8 @@ def idempotent_tool(
             f'{function!r} is async and in atomic mode; set mode="lease" for it.'
         )
     run = _arun(tool) if is_async(function) else _run(tool)
-    if (
-        tool.context_name is None
-    ):  # the SDK passes the context to a parameter with its type
+    # the SDK passes the context to a parameter with its type
+    if tool.context_name is None:
         run.__annotations__ = {**function.__annotations__, CONTEXT: Context}
     run.idempotent = True  # type: ignore[attr-defined]
     return run
@@ -145,16 +148,15 @@ def _arun(tool: _Tool) -> Callable[..., Any]:
         async def handle(_message: Message, _context: Any) -> Any:
             return await tool.function(*args, **kwargs)
 
-        with CancelScope(
-            shield=True
-        ):  # a client that gives up cancels its call; its retry should find the result
+        # a client that gives up cancels its call; its retry should find the result
+        with CancelScope(shield=True):
             await sync_to_async(close_old_connections)()
             return _returned(await tool.consumer(handle).aconsume(asked))
 
     return run
 
 
-# --- Which call this is ----------------------------------------------------------------------------------------------
+# --- Which call this is ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,101 +186,121 @@ class _Tool:
             "mcp",
             handler,
             policy=self.policy,
-            max_attempts=MAX_ATTEMPTS,
             codec=self.codec,
             sender=self.function,
         )
 
     def asked(self, kwargs: dict[str, Any]) -> Message | CallToolResult | None:
-        """Return the call as a message, or the result that refuses it, or ``None`` if the function just runs.
+        """Return the call as a message, or the result that refuses it, or ``None`` if
+        the function just runs.
 
         Removes the context from ``kwargs`` if the function has no parameter for it.
         """
         context = (
             kwargs.get(self.context_name)
             if self.context_name
-            else kwargs.pop(CONTEXT, None)
+            else kwargs.pop(CONTEXT, None) or _context_of_fastmcp()
         )
         request = _request(context)
         # A task that a run starts may make requests of its own.
-        is_part_of_a_run = current_context() is not None and hasattr(request, USED)
+        is_part_of_a_run = bool(current()) and hasattr(request, USED)
         if context is None or request is None or is_part_of_a_run:
             return None
-        meta = request.meta or {}
-        key = meta.get(META_KEY)
-        if key is None:
+        params = request.params or {}
+        meta = params.get("_meta") or request.meta or {}
+        keys = [meta[name] for name in META_KEYS if name in meta]
+        if not keys:
             return (
-                _refused(problem(MissingKey()))
+                _refused(PROBLEMS["idempotency_key_missing"])
                 if resolve(self.policy).required
                 else None
             )
-        if not isinstance(key, str) or not key:
+        key = keys[0]
+        if not isinstance(key, str) or not key or keys.count(key) < len(keys):
             return _refused(
-                problem(
-                    MalformedKey(
-                        f"{META_KEY} must be a non-empty string.", never_used=True
-                    )
+                replace(
+                    PROBLEMS["idempotency_key_malformed"],
+                    detail=f"{META_KEY} must be a non-empty string.",
+                    safe_new_key=True,
                 )
             )
-        scope = self._scope(context)
+        scope = self._scope(context, request)
         if scope is None:
-            return _refused(problem(AnonymousKey()))
+            return _refused(PROBLEMS["idempotency_key_anonymous"])
         self._take(request)
-        params = request.params or {}
         body = json.dumps([params.get("name"), params.get("arguments") or {}]).encode()
         return Message(f"{scope}/{self.name}", key, body)
 
-    def _scope(self, context: Context[Any, Any]) -> str | None:
+    def _scope(self, context: Context[Any, Any], request: Any) -> str | None:
         if self.scope == PUBLIC:
             return PUBLIC
         if self.scope is not None:
             own = self.scope(context)
             return f"{CUSTOM}{quote(own, safe='')}" if own else None
         token = get_access_token()
-        if (
-            token is not None and not token.subject
-        ):  # to the SDK, all users of this client would be one principal
+        # to the SDK, all users of this client would be one principal
+        if token is not None and not token.subject:
             return None
-        principal = authenticated_principal(context.request_context)
+        principal = authenticated_principal(request)
         return None if principal is None else quote(principal, safe='[",]')
 
     def _take(self, request: Any) -> None:
-        """Use the key for one tool only. Tools that another tool calls get its request, and so each other's results."""
+        """Use the key for one tool only. Tools that another tool calls get its request,
+        and so each other's results.
+        """
         if hasattr(request, USED):
             raise ImproperlyConfigured(
-                f"{self.name} is the second protected tool that runs for one call. Protect the tool that calls it."
+                f"{self.name} is the second protected tool that runs for one call."
+                " Protect the tool that calls it."
             )
         setattr(request, USED, True)
 
 
 def _request(context: Context[Any, Any] | None) -> Any:
-    """Return what the SDK knows of the request that ``context`` belongs to, or ``None`` outside a request."""
+    """Return what the SDK knows of the request that ``context`` belongs to, or ``None``
+    outside a request.
+    """
     try:
-        return context and context.request_context
+        request = context and context.request_context
     except ValueError:
+        return None
+    return getattr(request, "_srctx", request)  # fastmcp wraps it
+
+
+def _context_of_fastmcp() -> Any:
+    """Return the context of fastmcp, which does not pass it to our parameter; ``None``
+    outside its requests.
+    """
+    dependencies: Any = sys.modules.get("fastmcp.server.dependencies")
+    try:
+        return dependencies and dependencies.get_context()
+    except RuntimeError:
         return None
 
 
-# --- The run ---------------------------------------------------------------------------------------------------------
+# --- The run --------------------------------------------------------------------------
 
 
-class _ToolConsumer(Consumer):
+class _ToolConsumer(Caller):
     """Leaves exceptions to the SDK."""
 
     def verdict_on_result(self, result: Any) -> Verdict | None:
-        """Release the key if the tool asks for input: the next round may come under the same key."""
+        """Release the key if the tool asks for input: the next round may come under the
+        same key.
+        """
         return (
             Release(rollback=True) if isinstance(result, InputRequiredResult) else None
         )
-
-    def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
-        raise error
 
 
 def _returned(delivery: Delivery) -> Any:
     match delivery:
         case Ack(result):
-            return _refused(NOT_STORED) if result is NOT_KEPT else result
+            return (
+                _refused(PROBLEMS["response_not_stored"])
+                if result is NOT_KEPT
+                else result
+            )
         case Refused(reason=reason) | Exhausted(reason=reason):
             return _error(reason)
         case InFlightElsewhere(delay):
@@ -288,20 +310,21 @@ def _returned(delivery: Delivery) -> Any:
         case RetryLater(reason=reason):
             return _refused(problem(StoreUnavailable(reason)))
         case MarkedFailed(reason):
-            return _refused(replace(MARKED_FAILED, detail=reason))
+            return _refused(replace(PROBLEMS["marked_failed"], detail=reason))
     return _refused(replace(problem(Mismatch()), detail=OTHER_CALL))
 
 
 def _refused(why: Problem) -> CallToolResult:
-    """Return a result that says the same to a model (in its text) and to a program (in its ``_meta``)."""
+    """Return a result that says the same to a model (in its text) and to a program (in
+    its ``_meta``).
+    """
     with override(None):  # all parts in one language, whatever the server's is
         members = why.members(conf().problem_type_base_url) | (
             {} if why.retry_after is None else {"retry_after": why.retry_after}
         )
-    detail = (
-        members["detail"].rstrip(".") + "."
-    )  # an operator may have written it without a full stop
-    return _error(f"{members['title']} {detail} {_advice(why)}", problem=members)
+        text = f"{why.title} {why.detail}".strip()
+    # an operator may have written it without a full stop
+    return _error(f"{text.rstrip('.')}. {_advice(why)}", problem=members)
 
 
 def _advice(why: Problem) -> str:
@@ -317,20 +340,21 @@ def _error(text: str, **meta: Any) -> CallToolResult:
     )
 
 
-# --- Results ---------------------------------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------
 
 
 class _Codec:
-    """Keeps results by the function's return annotation if pydantic can, else as plain JSON."""
+    """Keeps results by the function's return annotation if pydantic can, else as plain
+    JSON.
+    """
 
-    content_type = JSON
+    content_type = PLAIN_JSON.content_type
 
     def __init__(self, annotation: Any) -> None:
         self.adapter: TypeAdapter[Any] | None = None
         if annotation is not inspect.Signature.empty:
-            with suppress(
-                PydanticUserError, TypeError
-            ):  # pydantic does not know the type
+            # pydantic does not know the type
+            with suppress(PydanticUserError, TypeError):
                 self.adapter = TypeAdapter(annotation)
 
     def encode(self, result: Any) -> bytes:
@@ -341,13 +365,13 @@ class _Codec:
         )
         if self.decode(body) != result:
             raise TypeError(
-                f"A result of type {type(result).__qualname__} would change in replays; annotate its type."
+                f"A result of type {type(result).__qualname__} would change in replays;"
+                " annotate its type."
             )
         return body
 
     def decode(self, body: bytes) -> Any:
         if self.adapter is None:
             return PLAIN_JSON.decode(body)
-        return self.adapter.validate_json(
-            body, by_alias=False, by_name=True
-        )  # whatever aliases a model has
+        # whatever aliases a model has
+        return self.adapter.validate_json(body, by_alias=False, by_name=True)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+import time
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,18 +22,20 @@ from nats.errors import MaxPayloadError
 from nats.js.api import AckPolicy, ConsumerConfig, PubAck
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from django_idempotency.messages.consumer import Consumer
-from django_idempotency.messages.message import ORIGINAL_ID, Message
-from django_idempotency.messages.publisher import (
+from django_idempotency import Message
+from django_idempotency.extending.brokers import (
+    ORIGINAL_ID,
     Confirmed,
     ConnectionLost,
     Event,
+    NotTaken,
     Outcome,
     Publisher,
     PublisherUnavailable,
     Refused,
+    Runner,
 )
-from django_idempotency.messages.runner import NotTaken, Runner
+from django_idempotency.messages import Consumer
 
 T = TypeVar("T")
 ID = "Nats-Msg-Id"
@@ -34,13 +44,14 @@ ID = "Nats-Msg-Id"
 class JetStream(Runner[Msg]):
     """Consumes a stream with a durable pull consumer. Creates both if they don't exist.
 
-    The id of a message is what ``identify`` returns; by default, its header ``Nats-Msg-Id``, or else its sequence
-    number in the stream. A dead letter keeps its stream and that in the header ``idempotency-id``, which comes first.
+    The id of a message is what ``identify`` returns; by default, its header
+    ``Nats-Msg-Id``, or else its sequence number in the stream. A dead letter keeps its
+    stream and that in the header ``idempotency-id``, which comes first.
 
-    ``ack_wait``: seconds after which the server delivers an unacknowledged message again. For a message at work,
-    ``in_progress`` is sent three times as often.
-    ``dead_letters``: the subject for messages that can't be handled, by default ``<durable>.dead``. A stream has to
-    take it.
+    ``ack_wait``: seconds after which the server delivers an unacknowledged message
+    again. For a message at work, ``in_progress`` is sent three times as often.
+    ``dead_letters``: the subject for messages that can't be handled, by default
+    ``<durable>.dead``. A stream has to take it.
 
     An existing consumer is used as it is, with its own times.
     """
@@ -92,9 +103,8 @@ class JetStream(Runner[Msg]):
         self.subscription = await self.jetstream.pull_subscribe(
             self.subject, durable=self.durable, stream=self.stream, config=config
         )
-        found = (
-            await self.subscription.consumer_info()
-        )  # an existing consumer has its own times
+        # an existing consumer has its own times
+        found = await self.subscription.consumer_info()
         self.heartbeat = (found.config.ack_wait or self.redelivered_after) / 3
 
     def _await(self, work: Coroutine[Any, Any, T], timeout: float = 10) -> T:
@@ -133,11 +143,8 @@ class JetStream(Runner[Msg]):
             if name != ID
         }
         first = kept.get(ORIGINAL_ID) or _own(received) + _identify(received)
-        sent_headers = {
-            **kept,
-            ORIGINAL_ID: first,
-            **headers,
-        }  # by ID, the stream would drop it as a duplicate
+        # by ID, the stream would drop it as a duplicate
+        sent_headers = {**kept, ORIGINAL_ID: first, **headers}
         try:
             self._await(
                 self.jetstream.publish(
@@ -171,21 +178,27 @@ def _identify(received: Msg) -> str:
 
 
 def _own(received: Msg) -> str:
-    """Return what stands before the id of a message of this stream. Two streams have the same sequence numbers."""
+    """Return what stands before the id of a message of this stream. Two streams have
+    the same sequence numbers.
+    """
     return f"{received.metadata.stream}/"
 
 
 async def _ignore(_error: Exception) -> None:
-    """Ignore errors, which the calls raise anyway. Otherwise the client would log them too."""
+    """Ignore errors, which the calls raise anyway. Otherwise the client would log them
+    too.
+    """
 
 
-# --- Publishing -------------------------------------------------------------------------------------------------------
+# --- Publishing -----------------------------------------------------------------------
 
 
 class NATSPublisher(Publisher):
-    """Publishes to the subject ``prefix`` + topic. ``Nats-Msg-Id`` is the event's id, by which streams deduplicate.
+    """Publishes to the subject ``prefix`` + topic. ``Nats-Msg-Id`` is the event's id,
+    by which streams deduplicate.
 
-    An event is refused if no stream listens to its subject. The key is sent in the header ``Idempotency-Outbox-Key``.
+    An event is refused if no stream listens to its subject. The key is sent in the
+    header ``Idempotency-Outbox-Key``.
 
     ``servers``: one URL or several. Further options are those of ``nats.connect``.
     """
@@ -221,7 +234,9 @@ class NATSPublisher(Publisher):
         self._stream = self._client.jetstream(publish_async_max_pending=100_000)
 
     def _is_alive(self) -> bool:
-        """Whether the server still answers. Between two batches, its pings get no answer, and it may disconnect."""
+        """Whether the server still answers. Between two batches, its pings get no
+        answer, and it may disconnect.
+        """
         if self._client is None:
             return False
         try:
@@ -230,44 +245,58 @@ class NATSPublisher(Publisher):
             return False
         return bool(self._client.is_connected)
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
+        sending = self._send(events, timeout)
         try:
-            yield from self._run(self._send(events, timeout))
+            while (outcomes := self._run(anext(sending, None))) is not None:
+                yield from outcomes
         except (TimeoutError, OSError, NATSError) as error:
             raise ConnectionLost(str(error) or type(error).__name__) from error
         if not self._client.is_connected:
             raise ConnectionLost("NATS closed the connection")
 
-    async def _send(self, events: Sequence[Event], timeout: float) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        sent: dict[asyncio.Future[PubAck], Event] = {}
-        for event in events:
-            headers = {
-                **event.headers,
-                ID: str(event.id),
-                "Content-Type": event.content_type,
-            }
-            if event.key:
-                headers["Idempotency-Outbox-Key"] = event.key
-            subject = self.prefix + event.topic
-            try:
-                sent[
-                    await self._stream.publish_async(
-                        subject, event.payload, headers=headers
-                    )
-                ] = event
-            except (MaxPayloadError, ValueError) as error:
-                outcomes.append(Refused(event, f"NATS: {error}", permanent=True))
-        if sent:
-            done, late = await asyncio.wait(sent, timeout=timeout)
-            outcomes += [
-                outcome
-                for future in done
-                if (outcome := _outcome(future, sent[future])) is not None
-            ]
-            for future in late:
-                future.cancel()
-        return outcomes
+    async def _send(
+        self, events: Iterable[Event], timeout: float
+    ) -> AsyncIterator[list[Outcome]]:
+        deadline, acks = 0.0, asyncio.Queue[asyncio.Future[PubAck]]()
+        waiting: dict[asyncio.Future[PubAck], Event] = {}
+        try:
+            while True:
+                for event in events:
+                    deadline = time.monotonic() + timeout
+                    try:
+                        ack = await self._publish(event)
+                    except (MaxPayloadError, ValueError) as error:
+                        yield [Refused(event, f"NATS: {error}", permanent=True)]
+                    else:
+                        waiting[ack] = event
+                        ack.add_done_callback(acks.put_nowait)
+                if not waiting:
+                    return
+                try:
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        done = [await acks.get()]
+                except TimeoutError:
+                    return
+                done += (acks.get_nowait() for _ in range(acks.qsize()))
+                outcomes = [_outcome(ack, waiting.pop(ack)) for ack in done]
+                yield [outcome for outcome in outcomes if outcome is not None]
+        finally:
+            for ack in waiting:
+                ack.cancel()
+
+    async def _publish(self, event: Event) -> asyncio.Future[PubAck]:
+        headers = {
+            **event.headers,
+            ID: str(event.id),
+            "Content-Type": event.content_type,
+        }
+        if event.key:
+            headers["Idempotency-Outbox-Key"] = event.key
+        ack: asyncio.Future[PubAck] = await self._stream.publish_async(
+            self.prefix + event.topic, event.payload, headers=headers
+        )
+        return ack
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

@@ -22,22 +22,24 @@ from amqp.exceptions import (
 from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
 
-from django_idempotency.messages.consumer import Consumer
-from django_idempotency.messages.message import Message
-from django_idempotency.messages.publisher import (
+from django_idempotency import Message
+from django_idempotency.extending.brokers import (
     Confirmed,
     ConnectionLost,
     Event,
+    NotTaken,
     Outcome,
     Publisher,
     PublisherUnavailable,
     Refused,
+    Runner,
 )
-from django_idempotency.messages.runner import NotTaken, Runner
+from django_idempotency.messages import Consumer
 
 HOUR = 60 * 60
 CONFIRM = 10.0  # seconds for the broker to confirm a message
-# What a copy of a message keeps. The expiration is left out: it would drop the copy from the queue in which it waits.
+# What a copy of a message keeps. The expiration is left out: it would drop the copy
+# from the queue in which it waits.
 PROPERTIES = (
     "message_id",
     "correlation_id",
@@ -51,18 +53,23 @@ PERSISTENT = 2
 
 
 class RabbitMQ(Runner[kombu.Message]):
-    """Consumes one queue. The id of a message is its ``message_id``, or what ``identify`` returns.
+    """Consumes one queue. The id of a message is its ``message_id``, or what
+    ``identify`` returns.
 
-    ``queue``: declared durable if it doesn't exist. An existing queue is consumed as it is.
-    ``dead_letters``: the queue for messages that can't be handled, by default ``<queue>.dead``.
-    ``ahead``: how many messages RabbitMQ sends before the first is acknowledged, by default four times ``batch``.
+    ``queue``: declared durable if it doesn't exist. An existing queue is consumed as it
+    is. ``dead_letters``: the queue for messages that can't be handled, by default
+    ``<queue>.dead``. ``ahead``: how many messages RabbitMQ sends before the first is
+    acknowledged, by default four times ``batch``.
 
-    Messages that have to wait do so in queues with a TTL, ``<queue>.later.<seconds>``, one for each power of two. A
-    message therefore never waits behind one that waits longer. Messages are published to these queues, and to the dead
-    letters, with confirms, before the original is acknowledged. This takes a connection of its own, because RabbitMQ
-    stops connections that publish when it is short of memory or disk space.
+    Messages that have to wait do so in queues with a TTL, ``<queue>.later.<seconds>``,
+    one for each power of two. A message therefore never waits behind one that waits
+    longer. Messages are published to these queues, and to the dead letters, with
+    confirms, before the original is acknowledged. This takes a connection of its own,
+    because RabbitMQ stops connections that publish when it is short of memory or disk
+    space.
 
-    ``run()`` raises ``ImproperlyConfigured`` if one of the queues exists with other arguments, or may not be declared.
+    ``run()`` raises ``ImproperlyConfigured`` if one of the queues exists with other
+    arguments, or may not be declared.
     """
 
     tells_redeliveries = True
@@ -118,9 +125,8 @@ class RabbitMQ(Runner[kombu.Message]):
         return kombu.Connection(self.url, heartbeat=30, transport_options=options)
 
     def _connect(self, connection: kombu.Connection) -> None:
-        connection.ensure_connection(
-            max_retries=max(1, len(connection.alt) - 1)
-        )  # each host, but not long
+        # each host, but not long
+        connection.ensure_connection(max_retries=max(1, len(connection.alt) - 1))
 
     def _begin_publishing(self) -> None:
         self.publishing.collect()
@@ -147,7 +153,9 @@ class RabbitMQ(Runner[kombu.Message]):
         ]
 
     def keep_alive(self) -> None:
-        """Hear the broker's heartbeats, and send ours. Each side closes the connection if it misses the other's."""
+        """Hear the broker's heartbeats, and send ours. Each side closes the connection
+        if it misses the other's.
+        """
         for connection in (self.connection, self.publishing):
             with suppress(TimeoutError, NotTaken):
                 connection.drain_events(timeout=0.001)
@@ -175,8 +183,8 @@ class RabbitMQ(Runner[kombu.Message]):
             "x-message-ttl": seconds * 1000,
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": self.queue,
-            "x-expires": (seconds + HOUR)
-            * 1000,  # counted from the last declaration, which is now
+            # counted from the last declaration, which is now
+            "x-expires": (seconds + HOUR) * 1000,
         }
         self._move(received, f"{self.queue}.later.{seconds}", {}, arguments)
 
@@ -197,9 +205,8 @@ class RabbitMQ(Runner[kombu.Message]):
         }
         if self._is_blocked:
             raise NotTaken("RabbitMQ blocks publishers")
-        if (
-            self._is_unconfirmed
-        ):  # or else a late confirm of one message would be taken for that of the next
+        # or else a late confirm of one message would be taken for that of the next
+        if self._is_unconfirmed:
             self._begin_publishing()
         self._is_unconfirmed = True
         try:
@@ -211,10 +218,11 @@ class RabbitMQ(Runner[kombu.Message]):
                     content_type=received.content_type or "application/octet-stream",
                     content_encoding=received.content_encoding or "binary",
                     headers={**(received.headers or {}), **headers},
-                    # As kombu has decompressed the body. If it could not, the body is as it came.
-                    compression=None
-                    if received.errors
-                    else received.headers.get("compression"),
+                    # As kombu has decompressed the body. If it could not, the body is
+                    # as it came.
+                    compression=(
+                        None if received.errors else received.headers.get("compression")
+                    ),
                     delivery_mode=PERSISTENT,
                     timeout=CONFIRM,
                     confirm_timeout=CONFIRM,
@@ -240,7 +248,9 @@ class RabbitMQ(Runner[kombu.Message]):
     def _declare(
         self, queue: str, arguments: dict[str, Any], *, nowait: bool = False
     ) -> None:
-        """Declare ``queue``. Raises ``ImproperlyConfigured`` for errors that no reconnection would change."""
+        """Declare ``queue``. Raises ``ImproperlyConfigured`` for errors that no
+        reconnection would change.
+        """
         with _explained(queue):
             kombu.Queue(queue, durable=True, queue_arguments=arguments)(
                 self._channel
@@ -253,25 +263,30 @@ class RabbitMQ(Runner[kombu.Message]):
 
 @contextmanager
 def _explained(queue: str) -> Iterator[None]:
-    """Raise ``ImproperlyConfigured`` for errors in declaring ``queue`` that no reconnection would change."""
+    """Raise ``ImproperlyConfigured`` for errors in declaring ``queue`` that no
+    reconnection would change.
+    """
     try:
         yield
     except (AccessRefused, PreconditionFailed) as error:
         raise ImproperlyConfigured(
-            f"The queue {queue!r} can't be declared. RabbitMQ says: {error.reply_text}. If it exists with other "
-            "arguments than this consumer declares, empty and delete it, or name another queue for dead letters with "
-            "dead_letters=…. Otherwise, grant the consumer's user the permission to configure it."
+            f"The queue {queue!r} can't be declared. RabbitMQ says: {error.reply_text}."
+            " If it exists with other arguments than this consumer declares, empty and"
+            " delete it, or name another queue for dead letters with dead_letters=…."
+            " Otherwise, grant the consumer's user the permission to configure it."
         ) from error
 
 
-# --- Publishing -------------------------------------------------------------------------------------------------------
+# --- Publishing -----------------------------------------------------------------------
 
 
 class RabbitMQPublisher(Publisher):
-    """Publishes to ``exchange`` with the topic as the routing key. ``message_id`` is the event's id.
+    """Publishes to ``exchange`` with the topic as the routing key. ``message_id`` is
+    the event's id.
 
-    An event is refused if no queue takes its message (``mandatory``) or the broker nacks it. With the default exchange,
-    the topic names a queue. The key is sent in the header ``idempotency-outbox-key``.
+    An event is refused if no queue takes its message (``mandatory``) or the broker
+    nacks it. With the default exchange, the topic names a queue. The key is sent in the
+    header ``idempotency-outbox-key``.
 
     ``url``: ``amqp://user:password@host:port/vhost``.
     ``exchange``: one that exists.
@@ -301,19 +316,21 @@ class RabbitMQPublisher(Publisher):
             self.close()
             raise PublisherUnavailable(f"RabbitMQ: {_words(error)}") from error
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
-        assert self._confirms is not None
-        deadline = time.monotonic() + timeout
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
+        confirms, deadline = self._confirms, 0.0
+        assert confirms is not None
         try:
-            self._confirms.publish(events, self.exchange)
-            while (
-                self._confirms.outstanding and (left := deadline - time.monotonic()) > 0
-            ):
+            while True:
+                if self._blocked is None and confirms.publish(events, self.exchange):
+                    deadline = time.monotonic() + timeout
+                left = deadline - time.monotonic()
+                if not confirms.outstanding or left <= 0:
+                    break
                 with suppress(TimeoutError):
-                    self._confirms.channel.connection.drain_events(timeout=left)
-                yield from self._confirms.settled()
+                    confirms.channel.connection.drain_events(timeout=left)
+                yield from confirms.settled()
         except (OSError, AMQPError) as error:
-            yield from self._confirms.settled()
+            yield from confirms.settled()
             raise ConnectionLost(_words(error)) from error
         if self._blocked is not None:
             raise PublisherUnavailable(f"RabbitMQ blocks publishers: {self._blocked}")
@@ -331,7 +348,9 @@ class RabbitMQPublisher(Publisher):
 
 
 class _Confirms:
-    """A channel in confirm mode, and its messages that the broker has not confirmed yet."""
+    """A channel in confirm mode, and its messages that the broker has not confirmed
+    yet.
+    """
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
@@ -345,7 +364,9 @@ class _Confirms:
         channel.events["basic_nack"].add(self._nack)
         channel.events["basic_return"].add(self._return)
 
-    def publish(self, events: Iterable[Event], exchange: str) -> None:
+    def publish(self, events: Iterable[Event], exchange: str) -> bool:
+        """Publish ``events``. Return whether there were any."""
+        before = self._last_tag
         with _in_full_segments(self.channel.connection.sock):
             for event in events:
                 self._last_tag += 1
@@ -356,6 +377,7 @@ class _Confirms:
                     routing_key=event.topic,
                     mandatory=True,
                 )
+        return self._last_tag > before
 
     def settled(self) -> list[Outcome]:
         settled, self._settled = self._settled, []
@@ -377,7 +399,9 @@ class _Confirms:
     def _return(
         self, error: Exception, exchange: str, routing_key: str, message: Any
     ) -> None:
-        """Note why a message was returned. The broker acknowledges it too, afterwards."""
+        """Note why a message was returned. The broker acknowledges it too,
+        afterwards.
+        """
         self._returned[message.properties["message_id"]] = (
             f"no queue accepts it: {_words(error)}"
         )
@@ -395,7 +419,9 @@ class _Confirms:
 
 @contextmanager
 def _in_full_segments(sock: socket.socket) -> Iterator[None]:
-    """Send what is written meanwhile in as few packets as possible, if the system can: a fifth more events a second."""
+    """Send what is written meanwhile in as few packets as possible, if the system can:
+    a fifth more events a second.
+    """
     cork = getattr(socket, "TCP_CORK", None)
     if cork is None:
         yield

@@ -13,22 +13,23 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from django_idempotency.messages.consumer import Consumer
-from django_idempotency.messages.message import ORIGINAL_ID, Message
-from django_idempotency.messages.publisher import (
+from django_idempotency import Message
+from django_idempotency.extending.brokers import (
+    ORIGINAL_ID,
     Confirmed,
     Event,
     NotSent,
+    NotTaken,
     Outcome,
     Publisher,
     PublisherUnavailable,
     Refused,
+    Runner,
 )
-from django_idempotency.messages.runner import NotTaken, Runner
+from django_idempotency.messages import Consumer
 
-LONGEST_DELAY = (
-    12 * 60 * 60 - 60
-)  # seconds; a message is invisible for at most twelve hours after it was received
+# seconds; a message is invisible for at most twelve hours after it was received
+LONGEST_DELAY = 12 * 60 * 60 - 60
 MOST = 10  # messages in one call
 MOST_ATTRIBUTES = 10
 EVENT_ID, ENCODING = "event-id", "content-encoding"
@@ -38,13 +39,13 @@ CALL_BYTES = 250_000  # SQS takes 262,144; this leaves room for attributes
 # Credentials that have expired, are unknown, or don't fit the clock.
 # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 CREDENTIALS = {
-    *(
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidClientTokenId",
-        "UnrecognizedClientException",
-    ),
-    *("SignatureDoesNotMatch", "InvalidSignatureException", "RequestExpired"),
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "SignatureDoesNotMatch",
+    "InvalidSignatureException",
+    "RequestExpired",
 }
 _NOT_TAKEN = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 
@@ -52,22 +53,21 @@ _NOT_TAKEN = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 class SQS(Runner[Received]):
     """Consumes one queue, whose URL is the source of its messages.
 
-    The id of a message is what ``identify`` returns; by default, its attribute ``event-id``, which the outbox sets, or
-    else the id that SQS gave it. A dead letter keeps that one in the attribute ``idempotency-id``.
+    The id of a message is what ``identify`` returns; by default, its attribute
+    ``event-id``, which the outbox sets, or else the id that SQS gave it. A dead letter
+    keeps that one in the attribute ``idempotency-id``.
 
-    ``visibility``: seconds for which a received message is hidden. A message at work is hidden again three times as
-    often.
-    ``dead_letters``: URL of the queue for messages that can't be handled. Without it, such a message stays where it is
-    until the queue's own redrive policy takes it.
-    ``client``: a boto3 client; by default, one with the environment's credentials.
+    ``visibility``: seconds for which a received message is hidden. A message at work is
+    hidden again three times as often. ``dead_letters``: URL of the queue for messages
+    that can't be handled. Without it, such a message stays where it is until the
+    queue's own redrive policy takes it. ``client``: a boto3 client; by default, one
+    with the environment's credentials.
     """
 
     tells_redeliveries = True
-    broken = (
-        BotoCoreError,
-        ClientError,
-        OSError,
-    )  # SQS reports throttling and its own faults as ClientError
+    idle = 20.0  # the longest poll of SQS
+    # SQS reports throttling and its own faults as ClientError
+    broken = (BotoCoreError, ClientError, OSError)
 
     def __init__(
         self,
@@ -95,6 +95,8 @@ class SQS(Runner[Received]):
 
     def open(self) -> None:
         self.client = self._client or boto3.client("sqs")
+        read_timeout = self.client.meta.config.read_timeout or math.inf
+        self.idle = min(self.idle, read_timeout / 2)
 
     def receive(self, most: int, timeout: float) -> Iterable[Received]:
         found: list[Received] = []
@@ -121,7 +123,9 @@ class SQS(Runner[Received]):
         )
 
     def ack(self, received: Sequence[Received]) -> None:
-        """Delete the messages. One that SQS does not delete is redelivered, and is ``AlreadyDone``."""
+        """Delete the messages. One that SQS does not delete is redelivered, and is
+        ``AlreadyDone``.
+        """
         for start in range(0, len(received), MOST):
             handles = [each["ReceiptHandle"] for each in received[start : start + MOST]]
             entries = [
@@ -136,7 +140,9 @@ class SQS(Runner[Received]):
         return group
 
     def later(self, received: Received, delay: float) -> None:
-        """Hide the message. Until it was handled, SQS delivers none of those behind it in its group."""
+        """Hide the message. Until it was handled, SQS delivers none of those behind it
+        in its group.
+        """
         self._hide(received, min(math.ceil(delay), LONGEST_DELAY))
 
     def dead_letter(self, received: Received, headers: dict[str, str]) -> None:
@@ -187,6 +193,12 @@ class SQS(Runner[Received]):
         for received in self.at_work:
             self._hide(received, self.visibility)
 
+    def close(self) -> None:
+        """Make messages visible that were received as the runner stopped."""
+        with suppress(*self.broken):
+            for received in self.at_work:
+                self._hide(received, 0)
+
     def _hide(self, received: Received, seconds: int) -> None:
         handle = received["ReceiptHandle"]
         try:
@@ -218,23 +230,26 @@ def _attributes(received: Received) -> dict[str, str]:
 
 
 def _body(text: str, headers: Mapping[str, str]) -> bytes:
-    """Return the body, decoded if its attributes say that it is base64, as the outbox sends bytes."""
+    """Return the body, decoded if its attributes say that it is base64, as the outbox
+    sends bytes.
+    """
     if headers.get(ENCODING) == "base64":
         with suppress(ValueError):
             return base64.b64decode(text, validate=True)
     return text.encode()
 
 
-# --- Publishing -------------------------------------------------------------------------------------------------------
+# --- Publishing -----------------------------------------------------------------------
 
 
 class SQSPublisher(Publisher):
     """Sends to the queue at ``queue_url``, in which ``{topic}`` stands for the topic.
 
-    In a FIFO queue, the event's id is the deduplication id and the key is the group. This orders the events of a key,
-    and lets others pass. The attributes ``event-id``, ``topic`` and ``content-type`` and the event's headers are sent
-    with the message; SQS takes ten. If SQS does not take the payload as text, it is sent as base64, with the attribute
-    ``content-encoding``.
+    In a FIFO queue, the event's id is the deduplication id and the key is the group.
+    This orders the events of a key, and lets others pass. The attributes ``event-id``,
+    ``topic`` and ``content-type`` and the event's headers are sent with the message;
+    SQS takes ten. If SQS does not take the payload as text, it is sent as base64, with
+    the attribute ``content-encoding``.
 
     Further options are those of ``boto3.client``.
     """
@@ -248,13 +263,14 @@ class SQSPublisher(Publisher):
         if self._client is None:
             self._client = boto3.client("sqs", **self.options)
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
         deadline = time.monotonic() + timeout
-        for call in _calls(events):
-            if time.monotonic() > deadline:
-                yield from map(NotSent, call)
-            else:
-                yield from self._send(call)
+        while free := list(events):
+            for call in _calls(free):
+                if time.monotonic() > deadline:
+                    yield from map(NotSent, call)
+                else:
+                    yield from self._send(call)
 
     def _send(self, events: Sequence[Event]) -> Iterator[Outcome]:
         fitting = {str(number): event for number, event in enumerate(events)}
@@ -270,9 +286,8 @@ class SQSPublisher(Publisher):
         except ClientError as error:
             if _is_ill(error):
                 raise PublisherUnavailable(f"SQS: {error}") from error
-            for event in (
-                fitting.values()
-            ):  # SQS refuses a whole call for one entry, and this finds out which
+            # SQS refuses a whole call for one entry, and this finds out which
+            for event in fitting.values():
                 yield from (
                     [Refused(event, str(error))]
                     if len(fitting) == 1
@@ -299,18 +314,22 @@ class SQSPublisher(Publisher):
 def _never_taken(event: Event) -> str | None:
     if len(_attributes_of(event)) > MOST_ATTRIBUTES:
         return f"SQS accepts at most {MOST_ATTRIBUTES} attributes, including headers"
-    return None if event.payload else "SQS accepts no empty messages"
+    return None if event.payload else "SQS does not accept empty messages"
 
 
 def _is_ill(error: ClientError) -> bool:
-    """Whether SQS throttles, has a fault of its own, or accepts no call at all. None of these is an event's fault."""
+    """Whether SQS throttles, has a fault of its own, or accepts no call at all. None of
+    these is an event's fault.
+    """
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = error.response["Error"]["Code"]
     return status >= 500 or "Thrott" in code or code in CREDENTIALS
 
 
 def _calls(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Divide ``events`` into parts that one call takes. All events of a part have the same topic."""
+    """Divide ``events`` into parts that one call takes. All events of a part have the
+    same topic.
+    """
     by_topic: dict[str, list[Event]] = {}
     for event in events:
         by_topic.setdefault(event.topic, []).append(event)
@@ -346,9 +365,9 @@ def _entry(number: str, event: Event, url: str) -> dict[str, Any]:
     text = _text(event)
     entry = {
         "Id": number,
-        "MessageBody": base64.b64encode(event.payload).decode()
-        if text is None
-        else text,
+        "MessageBody": (
+            base64.b64encode(event.payload).decode() if text is None else text
+        ),
         "MessageAttributes": {
             name: {"DataType": "String", "StringValue": value}
             for name, value in _attributes_of(event).items()

@@ -1,4 +1,5 @@
-"""Whether a new key may be claimed now: by ``admit``, and by limits for each scope, counted in one of Django's caches.
+"""Whether a new key may be claimed now: by ``admit``, and by limits for each scope,
+counted in one of Django's caches.
 
 A limit never stops requests because its cache is unavailable. Nothing is counted then.
 """
@@ -31,12 +32,16 @@ REQUESTS = (EntryPoint.MIXIN, EntryPoint.DECORATOR, EntryPoint.MIDDLEWARE)
 
 
 def asks_admission(operation: Operation, policy: Policy) -> bool:
-    """Whether a new key of ``operation`` has to be admitted: those of requests, by a policy with ``admit``."""
+    """Whether a new key of ``operation`` has to be admitted: those of requests, by a
+    policy with ``admit``.
+    """
     return policy.admit is not None and operation.entry_point in REQUESTS
 
 
 def refused_for(operation: Operation, policy: Policy) -> int | None:
-    """Return the seconds to wait before asking again. If a new key is admitted, count it and return ``None``."""
+    """Return the seconds to wait before asking again. If a new key is admitted, count
+    it and return ``None``.
+    """
     limits: Any = policy.admit
     if isinstance(limits, Limits):
         return _refused_by(limits, operation, policy)
@@ -85,7 +90,9 @@ def _refused_by(limits: Limits, operation: Operation, policy: Policy) -> int | N
 
 
 class Count:
-    """A count of ``what``, for a scope and a limit, in the current window of ``seconds`` by the clock."""
+    """A count of ``what``, for a scope and a limit, in the current window of
+    ``seconds`` by the clock.
+    """
 
     def __init__(
         self, what: str, scope: str, limit: float | None, seconds: float
@@ -119,13 +126,14 @@ class Count:
         )
 
 
-# --- A cache that fails or is slow does not hold up requests ---------------------------------------------------------
+# --- A cache that fails or is slow does not hold up requests --------------------------
 
 
 class CacheGuard:
     """Stops calling a cache for a while after it has failed or been slow.
 
-    A cache that failed, or took more than ``patience`` seconds, is not called for ``pause`` seconds.
+    A cache that failed, or took more than ``patience`` seconds, is not called for
+    ``pause`` seconds.
     """
 
     def __init__(self) -> None:
@@ -134,7 +142,9 @@ class CacheGuard:
     def ask(
         self, what: Callable[[Any], T], alias: str, *, patience: float, pause: float
     ) -> T | None:
-        """Return ``what(cache)`` for the cache ``alias`` in ``CACHES``; ``None`` if it fails or the cache is paused."""
+        """Return ``what(cache)`` for the cache ``alias`` in ``CACHES``; ``None`` if it
+        fails or the cache is paused.
+        """
         begun = time.monotonic()
         if begun < self.until:
             return None

@@ -1,4 +1,5 @@
-"""Runs inside the business transaction, whose effects and response are committed together, or not at all.
+"""Runs inside the business transaction, whose effects and response are committed
+together, or not at all.
 
 Several operations that were claimed by one statement can run in one transaction.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 from uuid import UUID
 
@@ -19,10 +20,16 @@ from django.db.transaction import TransactionManagementError
 from django_idempotency import signals
 from django_idempotency.engine.redaction import redacted
 from django_idempotency.engine.run import Run
-from django_idempotency.reporting.logs import cause, log
+from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.stores import DatabaseStore, PostgreSQLStore, store_for
 from django_idempotency.stores.base import Unlocked
-from django_idempotency.stores.transactions import Transaction
+from django_idempotency.stores.transactions import (
+    Committed,
+    InDoubt,
+    Send,
+    Transaction,
+    Undone,
+)
 from django_idempotency.values.exceptions import (
     ClaimLost,
     StoreConflict,
@@ -44,13 +51,22 @@ FIRST_PAUSE = 0.02
 PATIENCE = 5.0
 WRITES = 5  # attempts to write a response if other transactions are in the way
 ELSEWHERE = (
-    "At its end, the run did not find its record as it was claimed: the view has changed the connection's search_path, "
-    "has made a temporary table of the same name, or has changed the record. Undo that before the view returns."
+    "At its end, the run did not find its record as it had claimed it: the view has"
+    " changed the connection's search_path, created a temporary table of the same"
+    " name, or changed the record. Undo that before the view returns."
+)
+HANDLED = (
+    "the view has handled a database error outside an inner block, so the database has"
+    " undone everything that the view had written; the response is sent but not"
+    " stored. Put the statements that may fail into a block of their own: with"
+    " transaction.atomic(): …"
 )
 
 
 class AtomicRun(Run):
-    """A run inside the business transaction: effects and response are committed together, or not at all."""
+    """A run inside the business transaction: effects and response are committed
+    together, or not at all.
+    """
 
     __slots__ = ("run_hooks", "transaction")
     store: DatabaseStore
@@ -63,12 +79,9 @@ class AtomicRun(Run):
         transaction: Transaction,
     ) -> None:
         super().__init__(claimed, policy, store)
+        self.transactional_on = store.name
         self.transaction = transaction
         self.run_hooks: Callable[[], None] = lambda: None
-
-    @property
-    def transactional_on(self) -> str | None:
-        return self.store.name
 
     def begin(self) -> None:
         """Open the transaction with the lock, which proves that the owner is alive."""
@@ -80,7 +93,7 @@ class AtomicRun(Run):
                 raise ClaimLost
             self.claim = locked
         except BaseException as raised:
-            error = self._aborted(raised)
+            error = self.transaction.abort(raised).error
             if isinstance(error, ClaimLost):
                 self.lose(signals.claim_lost)
                 raise
@@ -90,89 +103,108 @@ class AtomicRun(Run):
     def outlive_handled_errors(self) -> None:
         self.transaction.outlive_handled_errors()
 
-    def _end(self, verdict: Verdict, error: BaseException | None) -> None:
-        _explain_durable(error)
-        transaction = self.transaction
-        commits = in_doubt = (
-            False  # in doubt once the server was asked to end the transaction
-        )
-        try:
-            commits = (
-                isinstance(verdict, Keep | Release)
-                and not verdict.rollback
-                and not transaction.must_roll_back
-            )
-            if commits:
-                self.run_hooks = transaction.take_over_hooks(self.report_after_commit)
-                transaction.end_with_next_write()
-                self.write(verdict)
-                in_doubt = True
-                transaction.commit()
-            else:
-                _refuse_phantom_success(verdict)
-                in_doubt = True
-                transaction.roll_back()
-        except (
-            BaseException
-        ) as raised:  # an exiting process leaves its record in order too
-            failure = self._aborted(raised)
-            if isinstance(failure, ClaimLost):
+    def _carry_out(self, verdict: Verdict, error: BaseException | None) -> None:
+        if error is not None:
+            _explain_durable(error)
+        if self._is_undone_by_error(verdict):
+            verdict = Release(rollback=True)
+        match self._commit(verdict):
+            case None:
+                self._write_after_rollback(verdict)
+            case Committed():
+                self.announce(verdict)
+            case InDoubt(Exception() as failure):
+                self._learn_of_commit(failure)
+                self.announce(verdict)
+            case Undone(ClaimLost() as lost):
                 self._refuse_another_table()
                 self.lose(signals.stale_write_rejected)
-                raise
-            if not isinstance(failure, Exception) or not (
-                in_doubt or transaction.committing
-            ):
+                raise lost
+            # an exiting process leaves its record in order too
+            case Undone(failure) | InDoubt(failure):
                 self._leave_to_retry(failure)
                 raise failure from failure.__cause__
-            record = self._read_after_commit(failure)
-            if commits:  # else only the rollback went wrong
-                self._learn_of_commit(record, failure)
-        if commits:
-            self.announce(verdict)
-        elif isinstance(verdict, Keep):
-            self._keep_after_rollback(verdict)
-        else:
-            self.abandon(verdict)
+
+    def _commit(self, verdict: Verdict) -> Committed[None] | Undone | InDoubt | None:
+        """Commit the effects with ``verdict``. Return ``None`` if they are rolled back
+        because that is what it says.
+        """
+        try:
+            if self._commits(verdict):
+                self.run_hooks = self.transaction.defer_hooks(self.report_after_commit)
+                return self.transaction.commit_after(partial(self._write_last, verdict))
+            _refuse_phantom_success(verdict)
+            self.transaction.roll_back()
+        except BaseException as raised:
+            return self.transaction.abort(raised)
+        return None
+
+    def _is_undone_by_error(self, verdict: Verdict) -> bool:
+        """Whether the view has handled an error with which the database has ended the
+        transaction: nothing can be kept, and a retry after the fix has to run.
+        """
+        is_success = isinstance(verdict, Keep) and verdict.response.status < 400
+        if (
+            isinstance(verdict, Fail)
+            or verdict.rollback
+            or is_success
+            or not self.transaction.has_failed
+        ):
+            return False
+        if is_due(f"handled_error {self.claim.operation.view}"):
+            log(
+                logging.ERROR,
+                "handled_error",
+                "idempotency record %s: %s",
+                self.claim.id,
+                HANDLED,
+                operation=self.claim.operation,
+                attempt=self.claim.attempt,
+            )
+        return True
+
+    def _commits(self, verdict: Verdict) -> bool:
+        return (
+            isinstance(verdict, Keep | Release)
+            and not verdict.rollback
+            and not self.transaction.must_roll_back
+        )
+
+    def _write_last(self, verdict: Verdict, send: Send) -> None:
+        self.write_by(self.store.sending_by(send), verdict)
 
     def _refuse_another_table(self) -> None:
-        """Raise an error if the claim is still this run's: the view has made its session find another table."""
+        """Raise an error if the claim is still this run's: the view has made its
+        session find another table.
+        """
         record = self.store.read_after_commit(self.claim)
-        if record is Unlocked.ABSENT or self._is_undone(
-            record
-        ):  # its row was locked: nobody has deleted it
+        # its row was locked: nobody has deleted it
+        if record is Unlocked.ABSENT or self._is_undone(record):
             elsewhere = ImproperlyConfigured(ELSEWHERE)
             self._leave_to_retry(elsewhere)
             raise elsewhere
 
-    def _end_after(self, error: BaseException) -> None:
+    def _abort(self, error: BaseException) -> None:
         _explain_durable(error)
-        outcome = self._aborted(error)
+        outcome = self.transaction.abort(error).error
         self._leave_to_retry(outcome)
         if outcome is not error:
             raise outcome
 
-    def _aborted(self, error: BaseException) -> BaseException:
-        """Roll back what is left of the transaction. Return ``error``, or what has struck, or failed, meanwhile."""
-        try:
-            self.transaction.abort(error)
-        except BaseException as raised:
-            self.transaction.close()
-            return raised
-        return error
-
     def write_and_announce(self, verdict: Verdict) -> None:
-        if not isinstance(
-            verdict, Fail
-        ):  # a failure depends on what became of the transaction
+        # a failure depends on what became of the transaction
+        if not isinstance(verdict, Fail):
             self.claim = self.store.unlocked(self.claim)
         super().write_and_announce(verdict)
 
-    def _keep_after_rollback(self, verdict: Keep) -> None:
+    def _write_after_rollback(self, verdict: Verdict) -> None:
         """Write the verdict after a rollback.
 
-        Raises ``StoreUnavailable``: if a response were sent but not stored, a retry could get another one.
+        Raises ``StoreUnavailable`` for a response: if it were sent but not stored, a
+        retry could get another one.
         """
+        if not isinstance(verdict, Keep):
+            return self.abandon(verdict)
         for _attempt in range(WRITES):
             try:
                 return self.write_and_announce(verdict)
@@ -191,7 +223,9 @@ class AtomicRun(Run):
     # --- A COMMIT whose response was an error
 
     def _read_after_commit(self, error: Exception) -> Snapshot | Unlocked:
-        """Return the record, once its row lock shows that the server is done with the transaction."""
+        """Return the record, once its row lock shows that the server is done with the
+        transaction.
+        """
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
@@ -207,12 +241,14 @@ class AtomicRun(Run):
             "The connection was lost during COMMIT; its outcome is unknown."
         ) from error
 
-    def _learn_of_commit(self, record: Snapshot | Unlocked, error: Exception) -> None:
-        """Return if COMMIT took place although its response was an error. Raise if it did not."""
+    def _learn_of_commit(self, error: Exception) -> None:
+        """Return if COMMIT took place although its response was an error. Raise if it
+        did not.
+        """
+        record = self._read_after_commit(error)
         if self._is_undone(record):
-            self.claim = self.store.unlocked(
-                self.claim
-            )  # it did not store its response: not committed
+            # it did not store its response: not committed
+            self.claim = self.store.unlocked(self.claim)
             self.abandon(Fail(type(error).__name__))
             _raise(error)
         if not self._is_committed(record):
@@ -222,7 +258,9 @@ class AtomicRun(Run):
         self.run_hooks()
 
     def _is_undone(self, record: Snapshot | Unlocked) -> bool:
-        """Whether the record shows that COMMIT did not take place, and the claim is still this run's."""
+        """Whether the record shows that COMMIT did not take place, and the claim is
+        still this run's.
+        """
         return isinstance(record, Snapshot) and record.token == self.claim.token
 
     def _is_committed(self, record: Snapshot | Unlocked) -> bool:
@@ -245,7 +283,9 @@ class AtomicRun(Run):
 
 
 class LockRun(AtomicRun):
-    """An atomic run whose claim is a lock. Its business transaction was opened by the claim."""
+    """An atomic run whose claim is a lock. Its business transaction was opened by the
+    claim.
+    """
 
     __slots__ = ()
 
@@ -256,7 +296,9 @@ class LockRun(AtomicRun):
         return record is Unlocked.ABSENT and not self._is_committed(record)
 
     def _is_committed(self, record: Snapshot | Unlocked) -> bool:
-        """Judge by the record: after a failover, another transaction with the same number does not make it."""
+        """Judge by the record: after a failover, another transaction with the same
+        number does not make it.
+        """
         if isinstance(self.verdict, Release):
             return super()._is_committed(record)
         own = isinstance(
@@ -268,40 +310,47 @@ class LockRun(AtomicRun):
 def _refuse_phantom_success(verdict: Verdict) -> None:
     if isinstance(verdict, Keep) and verdict.response.status < 400:
         raise TransactionManagementError(
-            f"The view returned {verdict.response.status}, but its transaction is marked for rollback: none of it "
-            "would be committed. Return an error status, handle database errors in an inner atomic block, and do not "
-            "close the connection."
+            f"The view returned {verdict.response.status}, but its transaction is"
+            " marked for rollback: none of it would be committed. Return an error"
+            " status, handle database errors in an inner atomic block, and do not"
+            " close the connection."
         )
 
 
-def _explain_durable(error: BaseException | None) -> None:
+def _explain_durable(error: BaseException) -> None:
     if isinstance(error, RuntimeError) and str(error).startswith(
         "A durable atomic block cannot be nested"
     ):
         error.add_note(
-            "The view runs in the transaction of its idempotency key, so a block inside it can't be durable. Remove "
-            'durable=True, or set mode="lease" for the view.'
+            "The view runs in the transaction of its idempotency key, so a block inside"
+            ' it can\'t be durable. Remove durable=True, or set mode="lease" for the'
+            " view."
         )
 
 
 def _raise(error: BaseException) -> NoReturn:
-    """Raise ``error``, or ``StoreUnavailable`` because of it if the database is not there."""
+    """Raise ``error``, or ``StoreUnavailable`` because of it if the database is not
+    there.
+    """
     if isinstance(error, OperationalError | InterfaceError):
         raise StoreUnavailable(str(error)) from error
     raise error
 
 
-# --- Several runs in one transaction ---------------------------------------------------------------------------------
+# --- Several runs in one transaction --------------------------------------------------
 
 
 def batched_in(operation: Operation, policy: Policy) -> str | None:
-    """Return the database in which ``operation`` can be part of a batch; ``None`` if its store has no batches."""
+    """Return the database in which ``operation`` can be part of a batch; ``None`` if
+    its store has no batches.
+    """
     store = store_for(policy, operation)
     return store.name if isinstance(store, PostgreSQLStore) else None
 
 
 class Batch:
-    """Runs claimed operations in one business transaction, each behind its own savepoint.
+    """Runs claimed operations in one business transaction, each behind its own
+    savepoint.
 
     ``running``: whether one of them is running.
     """
@@ -314,7 +363,7 @@ class Batch:
         self.store = store
         self.transaction = store.transaction()
         self.transaction.owner = self
-        self.running = self.ending = False
+        self.running = self.responding = False
         self.owned: dict[UUID, Claimed] = {}
         self.runs: list[tuple[AtomicRun, Keep]] = []
 
@@ -323,10 +372,11 @@ class Batch:
         self.owned = {claim.token: claim for claim in self.store.lock_many(self.claims)}
 
     def run(self, claim: Claimed, work: Callable[[AtomicRun], Verdict | None]) -> bool:
-        """Run ``work``, and return whether its verdict is one that a batch can write: to keep what was done.
+        """Run ``work``, and return whether its verdict is one that a batch can write:
+        to keep what was done.
 
-        Otherwise, and if it raises, what it has written is undone, and the claim is still held. ``work`` is not run if
-        the claim is lost.
+        Otherwise, and if it raises, what it has written is undone, and the claim is
+        still held. ``work`` is not run if the claim is lost.
         """
         owned = self.owned.get(claim.token)
         if owned is None:
@@ -341,7 +391,8 @@ class Batch:
                 and not verdict.rollback
                 and not verdict.failure
             ):
-                kept.append(redacted(verdict, run.policy.body, run.claim.id))
+                operation = run.claim.operation
+                kept.append(redacted(verdict, run.policy.body, operation))
             return bool(kept)
 
         self.running = True
@@ -352,21 +403,23 @@ class Batch:
         self.runs += [(run, verdict) for verdict in kept]
         return done
 
-    def end(self) -> None:
+    def commit(self) -> None:
         """Complete the records, and commit them with the effects."""
         results = [
             (run.claim, self.store.encode(verdict.response, run.claim))
             for run, verdict in self.runs
         ]
         if self.runs:
-            self.transaction.take_over_hooks(self.runs[0][0].report_after_commit)
-            self.transaction.end_with_next_write()
-        if results and self.store.complete_many(results) != len(results):
-            raise ClaimLost
-        self.transaction.commit()
+            self.transaction.defer_hooks(self.runs[0][0].report_after_commit)
+
+        def write(send: Send) -> None:
+            store = self.store.sending_by(send)
+            if results and store.complete_many(results) != len(results):
+                raise ClaimLost
+
+        self.transaction.commit_after(write).expect()
         for run, verdict in self.runs:
             run.announce(verdict)
 
     def abort(self, error: BaseException) -> None:
-        with suppress(StoreUnavailable):
-            self.transaction.abort(error)
+        self.transaction.abort(error)

@@ -1,7 +1,8 @@
-"""Threads of this process, and what they write in the background, because no request waits for it.
+"""Threads of this process, and what they write in the background, because no request
+waits for it.
 
-Late completions, replay counts and other work that can wait never delay the renewal of leases, which has threads of its
-own (``engine.leases``).
+Late completions, replay counts and other work that can wait never delay the renewal of
+leases, which has threads of its own (``engine.leases``).
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ PATIENCE_AT_EXIT = 2.0  # seconds that an exiting process may wait for pending w
 
 
 def threads_run() -> bool:
-    """Whether this process lets threads run. Older versions of uWSGI do so only with ``--enable-threads``.
+    """Whether this process lets threads run. Older versions of uWSGI do so only with
+    ``--enable-threads``.
 
-    Without it, threads can be started, but don't run between requests. https://uwsgi-docs.readthedocs.io/en/latest/ThingsToKnow.html
+    Without it, threads can be started, but don't run between requests.
+    https://uwsgi-docs.readthedocs.io/en/latest/ThingsToKnow.html
     """
     return bool(getattr(sys.modules.get("uwsgi"), "has_threads", True))
 
@@ -51,10 +54,12 @@ def _name(work: Any) -> str:
 
 
 class Worker(ABC):
-    """One thread that does what is due. It ends when there is nothing left to do, and is replaced if it ended too soon.
+    """One thread that does what is due. It ends when there is nothing left to do, and
+    is replaced if it ended too soon.
 
-    A subclass keeps its pending work under the lock ``changed``. No error of that work, or of logging, ends the thread.
-    The child of a fork begins with no work and no thread, even if the fork ran none of Python's hooks, as with uWSGI.
+    A subclass keeps its pending work under the lock ``changed``. No error of that work,
+    or of logging, ends the thread. The child of a fork begins with no work and no
+    thread, even if the fork ran none of Python's hooks, as with uWSGI.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,7 +69,7 @@ class Worker(ABC):
 
     def reset(self) -> None:
         self.changed = threading.Condition()
-        self.ending = False
+        self.stopping = False
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
         self._leaving: threading.Thread | None = None
@@ -72,22 +77,25 @@ class Worker(ABC):
 
     @abstractmethod
     def due(self) -> float | None:
-        """Return when to work next, by the monotonic clock; ``None`` if there is nothing to do. The lock is held."""
+        """Return when to work next, by the monotonic clock; ``None`` if there is
+        nothing to do. The lock is held.
+        """
 
     @abstractmethod
     def work(self) -> None:
         """Do what is due."""
 
-    def leave_the_parents_process(self) -> None:
+    def reset_after_fork(self) -> None:
         """Begin anew in the child of a fork. Call this before taking the lock."""
         if self._process != os.getpid():
             self.reset()
 
     def wake(self) -> None:
-        """Make sure that there is a thread and that it wakes when something is due. Call this under the lock.
+        """Make sure that there is a thread and that it wakes when something is due.
+        Call this under the lock.
 
-        It does not wake sooner, because it would take the GIL from a request. Raises ``RuntimeError`` if no thread can
-        be started.
+        It does not wake sooner, because it would take the GIL from a request. Raises
+        ``RuntimeError`` if no thread can be started.
         """
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(
@@ -99,9 +107,11 @@ class Worker(ABC):
             self.changed.notify_all()
 
     def attempt(self, work: Work, store: Store, seconds: float) -> bool:
-        """Do ``work`` on a connection of this thread's own to ``store``, and return whether it succeeded.
+        """Do ``work`` on a connection of this thread's own to ``store``, and return
+        whether it succeeded.
 
-        No statement takes longer than ``seconds``. An error is logged, so that other work can follow.
+        No statement takes longer than ``seconds``. An error is logged, so that other
+        work can follow.
         """
         try:
             with store.own_connection(seconds=seconds):
@@ -120,7 +130,9 @@ class Worker(ABC):
         return True
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended and closed its connections, but no longer than ``seconds``."""
+        """Wait until the thread has ended and closed its connections, but no longer
+        than ``seconds``.
+        """
         deadline = time.monotonic() + seconds
         for thread in (self._thread, self._leaving):
             if thread is not None:
@@ -129,7 +141,7 @@ class Worker(ABC):
     def _run(self) -> None:
         try:
             while self._sleep():
-                last = self.ending
+                last = self.stopping
                 with suppress(Exception):
                     self.work()
                 if last:
@@ -140,22 +152,26 @@ class Worker(ABC):
             self._leave_to_a_successor()
 
     def _leave_to_a_successor(self) -> None:
-        """Start another thread if this one was ended from outside and something is left to do."""
+        """Start another thread if this one was ended from outside and something is left
+        to do.
+        """
         with self.changed, suppress(RuntimeError):
             if (
                 self._thread is threading.current_thread()
-                and not self.ending
+                and not self.stopping
                 and self.due() is not None
             ):
                 self._thread = None
                 self.wake()
 
     def _sleep(self) -> bool:
-        """Wait until something is due. Return false, and count as ended, once there is nothing left to do."""
+        """Wait until something is due. Return false, and count as ended, once there is
+        nothing left to do.
+        """
         with self.changed:
             while (due := self.due()) is not None:
                 left = due - time.monotonic()
-                if left <= 0 or self.ending:
+                if left <= 0 or self.stopping:
                     return True
                 self._sleeps_until = due
                 self.changed.wait(left)
@@ -166,7 +182,9 @@ class Worker(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledWork:
-    """Work in a store. It is due at ``due``, by the monotonic clock, and after an error again in ``seconds``."""
+    """Work in a store. It is due at ``due``, by the monotonic clock, and after an error
+    again in ``seconds``.
+    """
 
     work: Work
     store: Store
@@ -175,7 +193,9 @@ class ScheduledWork:
 
 
 class Background(Worker):
-    """The pending writes of a process. The thread starts with the first of them and ends when all are done."""
+    """The pending writes of a process. The thread starts with the first of them and
+    ends when all are done.
+    """
 
     def reset(self) -> None:
         super().reset()
@@ -199,40 +219,44 @@ class Background(Worker):
         """
         if in_test_run():
             return
-        self.leave_the_parents_process()
+        self.reset_after_fork()
         with self.changed:
             if not self._replays:
                 self._counted = time.monotonic()
             self._replays[store][id] += 1
-            with suppress(
-                RuntimeError
-            ):  # no thread can be started now; the next call tries again
+            try:  # noqa: SIM105 (suppress() would cost each replay three calls)
                 self.wake()
+            except RuntimeError:  # no thread can be started; the next call tries again
+                pass
 
     def later(self, work: Work, seconds: float, store: Store) -> None:
-        """Call ``work`` in ``seconds``, or earlier if the process ends. After an error, call it again in ``seconds``.
+        """Call ``work`` in ``seconds``, or earlier if the process ends. After an error,
+        call it again in ``seconds``.
 
-        Work that is requested twice before it is done is done once. In a test run it is never done.
+        Work that is requested twice before it is done is done once. In a test run it is
+        never done.
         """
         if not in_test_run():
             self._add(work, seconds, store)
 
     def _add(self, work: Work, seconds: float, store: Store) -> None:
-        self.leave_the_parents_process()
+        self.reset_after_fork()
         with self.changed:
             self._work.setdefault(
                 work, ScheduledWork(work, store, time.monotonic() + seconds, seconds)
             )
-            with suppress(
-                RuntimeError
-            ):  # no thread can be started now; the next call tries again
+            try:  # noqa: SIM105 (suppress() would cost each replay three calls)
                 self.wake()
+            except RuntimeError:  # no thread can be started; the next call tries again
+                pass
 
-    def end(self) -> None:
-        """Do the pending work now, because the process ends. Wait for it ``PATIENCE_AT_EXIT`` seconds at most."""
-        self.leave_the_parents_process()
+    def stop(self) -> None:
+        """Do the pending work now, because the process ends. Wait for it
+        ``PATIENCE_AT_EXIT`` seconds at most.
+        """
+        self.reset_after_fork()
         with self.changed:
-            self.ending = True
+            self.stopping = True
             self.changed.notify_all()
         self.join(PATIENCE_AT_EXIT)
 
@@ -255,17 +279,16 @@ class Background(Worker):
             self.attempt(partial(store.count_replays, counts), store, PATIENCE)
 
     def _take_due(self) -> list[ScheduledWork]:
-        now = math.inf if self.ending else time.monotonic()
+        now = math.inf if self.stopping else time.monotonic()
         with self.changed:
             due = [
                 scheduled for scheduled in self._work.values() if scheduled.due <= now
             ]
-            for scheduled in (
-                due
-            ):  # before it is done: the same work requested meanwhile is done again
+            # before it is done: the same work requested meanwhile is done again
+            for scheduled in due:
                 del self._work[scheduled.work]
         return due
 
 
 background = Background("background")
-atexit.register(background.end)
+atexit.register(background.stop)

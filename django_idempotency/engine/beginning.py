@@ -1,8 +1,9 @@
 """Begin the run of an operation, unless it is a duplicate.
 
-``begin()`` returns a ``Run``, or the outcome for a duplicate. The entry point runs the view, and then calls ``end()``
-with its verdict, once, in the thread that began the run. In atomic mode the run owns the business transaction. If an
-exception from a signal's handler keeps ``end()`` from being called, the next claim on the connection rolls the
+``begin()`` returns a ``Run``, or the outcome for a duplicate. The entry point runs the
+view, and then calls ``end()`` with its verdict, once, in the thread that began the run.
+In atomic mode the run owns the business transaction. If an exception from a signal's
+handler keeps ``end()`` from being called, the next claim on the connection rolls the
 transaction back; a lease is no longer renewed then, and lapses.
 """
 
@@ -10,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 
@@ -23,9 +24,9 @@ from django_idempotency.engine.lease_runs import LeaseRun
 from django_idempotency.engine.run import Run
 from django_idempotency.engine.waiting import Pending, begin_claim, claim
 from django_idempotency.reporting.events import send
-from django_idempotency.stores import DatabaseStore, store_for
+from django_idempotency.stores import store_for
 from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
-from django_idempotency.values.outcomes import Claimed, Duplicate, Operation
+from django_idempotency.values.outcomes import Claimed, Duplicate, Operation, Outcome
 from django_idempotency.values.policy import Policy
 
 T = TypeVar("T")
@@ -42,17 +43,25 @@ def _begun(
     return begin_claimed(outcome, policy) if isinstance(outcome, Claimed) else outcome
 
 
-def begin(operation: Operation, policy: Policy) -> Run | Duplicate:
-    """Claim ``operation`` and begin its run, or return the outcome for a duplicate. Wait first if the policy says so.
+def begin(
+    operation: Operation,
+    policy: Policy,
+    *,
+    claims: Callable[[Operation, Policy], Outcome] = claim,
+) -> Run | Duplicate:
+    """Claim ``operation`` and begin its run, or return the outcome for a duplicate.
+    Wait first if the policy says so.
 
-    Raises what ``claim`` raises. Nothing was run then.
+    ``claims``: claims it. Raises what that raises. Nothing was run then.
     """
-    return _begun(operation, policy, lambda: claim(operation, policy))
+    return _begun(operation, policy, partial(claims, operation, policy))
 
 
 def begin_or_wait(operation: Operation, policy: Policy) -> Run | Duplicate | Pending:
-    """Do as much of ``begin`` as is possible without waiting. Go on with ``begin_again`` once it is due."""
-    return _begun(operation, policy, lambda: begin_claim(operation, policy))
+    """Do as much of ``begin`` as is possible without waiting. Go on with
+    ``begin_again`` once it is due.
+    """
+    return _begun(operation, policy, partial(begin_claim, operation, policy))
 
 
 def begin_again(pending: Pending) -> Run | Duplicate | Pending:
@@ -60,14 +69,16 @@ def begin_again(pending: Pending) -> Run | Duplicate | Pending:
 
 
 def begin_claimed(claimed: Claimed, policy: Policy) -> Run | Duplicate:
-    """Begin the run of a claim. Return the outcome for a duplicate if the claim is lost by now."""
+    """Begin the run of a claim. Return the outcome for a duplicate if the claim is lost
+    by now.
+    """
     run = execution(claimed, policy)
     try:
         run.begin()
     except ClaimLost:
         return duplicate(claimed.operation, policy)
     except StoreUnavailable as error:
-        error.claimed = True
+        error.fails_open = False
         run.report(error)
         raise
     return run
@@ -75,25 +86,26 @@ def begin_claimed(claimed: Claimed, policy: Policy) -> Run | Duplicate:
 
 def execution(claimed: Claimed, policy: Policy) -> Run:
     """Return the run of a claim, which is not begun yet."""
-    store = store_for(policy, claimed.operation)
+    # in atomic mode, that of a database
+    store: Any = store_for(policy, claimed.operation)
     if not policy.is_atomic:
         return LeaseRun(claimed, policy, store.at(claimed.receipt))
-    assert isinstance(store, DatabaseStore)
     if claimed.by_lock:
         return LockRun(claimed, policy, store, store.transaction(claimed))
     return AtomicRun(claimed, policy, store, store.transaction())
 
 
-# --- Async callers ---------------------------------------------------------------------------------------------------
+# --- Async callers --------------------------------------------------------------------
 
 
 async def shielded(
     work: Callable[[], T], *, undo: Callable[[T], object] | None = None
 ) -> T:
-    """Await ``work`` in its thread to the end, even if the caller is cancelled meanwhile.
+    """Await ``work`` in its thread to the end, even if the caller is cancelled
+    meanwhile.
 
-    In that case, raise ``CancelledError`` afterwards. Before that, call ``undo`` with the result, which no caller is
-    left to take.
+    In that case, raise ``CancelledError`` afterwards. Before that, call ``undo`` with
+    the result, which no caller is left to take.
     """
     task = asyncio.ensure_future(sync_to_async(work)())
     cancelled: asyncio.CancelledError | None = None
@@ -115,7 +127,21 @@ async def shielded(
     raise cancelled
 
 
-def give_back(outcome: object) -> None:
+async def awaited(
+    begin: Callable[[], T | Pending], again: Callable[[Pending], T | Pending]
+) -> T:
+    """Await ``begin``, and ``again`` as long as that returns a claim that waits. No
+    thread is blocked meanwhile.
+    """
+    begun = await shielded(begin, undo=undo_begin)
+    with closing(begun) if isinstance(begun, Pending) else nullcontext():
+        while isinstance(begun, Pending):
+            await asyncio.sleep(begun.pause)
+            begun = await shielded(partial(again, begun), undo=undo_begin)
+    return begun
+
+
+def undo_begin(outcome: object) -> None:
     """Undo a run that has begun, or a claim that waits, whose caller is gone."""
     if isinstance(outcome, LeaseRun):
         outcome.free("CancelledError")

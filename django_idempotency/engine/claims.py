@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -45,26 +46,37 @@ from django_idempotency.values.outcomes import (
     Rejection,
     Replay,
     Snapshot,
+    StoredResponse,
 )
 from django_idempotency.values.policy import REQUIRE, Lease, Policy
+from django_idempotency.values.registry import Registry
 
 T = TypeVar("T")
 Known = TypeVar("Known", bound=Outcome)
 
 GRACE_PAUSE = 0.01
-# The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
-MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
+# the owner of a transaction while its claim is announced, before its run has begun
+ATTENDED = SimpleNamespace(running=True)
+# The outcome if the key has an owner whose claim is a lock, by whether that owner runs
+# the same request.
+LOCKED_OUTCOMES: Mapping[bool | None, InFlight | Mismatch | Available] = {
     True: ASK_AGAIN,
     False: Mismatch(running=True),
     None: Available(after=GRACE_PAUSE),
 }
+# functions of wings, which return what is replayed in the place of a decoded response
+amendments: Registry[Callable[[StoredResponse, Snapshot, Store], StoredResponse]] = (
+    Registry()
+)
 
 
 def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
-    """Claim different operations of one policy, whose store has batches, in one statement, by record.
+    """Claim different operations of one policy, whose store has batches, in one
+    statement, by record.
 
-    The outcome is ``None`` if an operation takes more than that statement, such as a takeover. Claim it by itself,
-    right before it is run. Raises what ``claim`` raises; operations claimed by then are left to a takeover.
+    The outcome is ``None`` if an operation takes more than that statement, such as a
+    takeover. Claim it by itself, right before it is run. Raises what ``claim`` raises;
+    operations claimed by then are left to a takeover.
     """
     claimants = [Claimant(operation, policy.by_record) for operation in operations]
     first = claimants[0]
@@ -86,29 +98,30 @@ def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome 
 
 
 class Claimant:
-    """One caller's attempt at one operation. It asks until there is an outcome, always with the same token."""
+    """One caller's attempt at one operation. It asks until there is an outcome, always
+    with the same token.
+    """
 
     def __init__(self, operation: Operation, policy: Policy) -> None:
-        if policy.body.encrypt == REQUIRE and (
-            why := lack_of_encryption()
-        ):  # as E003 says; servers run no checks
-            raise StoreUnavailable(
+        # as E003 says; servers run no checks
+        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):
+            error = StoreUnavailable(
                 f'encrypt is "require", but {why}: nothing is run or stored.'
             )
+            error.fails_open = False
+            raise error
         self.policy = policy
         self.store = store_for(policy, operation)
         self.operation = operation
-        if (
-            callable(policy.using) and self.store.transactional
-        ):  # the choice holds for the whole run
+        # the choice holds for the whole run
+        if callable(policy.using) and self.store.transactional:
             self.operation = replace(operation, database=self.store.name)
         self.token = uuid4()
         self.receipt: Any = None
-        self.may_claim = not asks_admission(operation, policy)
+        self.may_claim = policy.admit is None or not asks_admission(operation, policy)
 
     def refuse_inside_transaction(self) -> None:
         """Raise ``ClaimInsideTransaction`` if others would not see the claim."""
-        self.store.recover()
         if self.store.in_foreign_transaction():
             raise ClaimInsideTransaction(self.store.name)
 
@@ -118,12 +131,12 @@ class Claimant:
         return self.store.at(self.receipt)
 
     def refuse_new(self) -> None:
-        """Raise ``NotAdmitted`` for a new key that is not admitted. A known key is claimed without asking.
+        """Raise ``NotAdmitted`` for a new key that is not admitted. A known key is
+        claimed without asking.
 
-        A key that becomes known between the lookup and the claim counts as one more key.
+        A key that becomes known between the lookup and the claim counts as one more
+        key.
         """
-        if self.may_claim:
-            return
         if self._is_new():
             seconds = refused_for(self.operation, self.policy)
             # Another caller may have claimed it meanwhile, or hold a claim by lock.
@@ -141,25 +154,28 @@ class Claimant:
         return record is None or has_expired(record)
 
     def ask(self) -> Outcome | Available | None:
-        """Return an outcome, or when the record will be available, or ``None`` if it was just made or deleted.
+        """Return an outcome, or when the record will be available, or ``None`` if it
+        was just made or deleted.
 
         Raises ``NotAdmitted``.
         """
-        self.refuse_new()
+        if not self.may_claim:
+            self.refuse_new()
         return self.interpret(self._claim())
 
     def interpret(
         self, seen: Claimed | Seen | Owned | None
     ) -> Outcome | Available | None:
-        """Return what the store's result of a claim means, and take over if necessary."""
+        """Return what the store's result of a claim means, and take over if
+        necessary.
+        """
         if isinstance(seen, Owned):
-            return MEETINGS[seen.same]
+            return LOCKED_OUTCOMES[seen.same]
         if not isinstance(seen, Seen):
             return seen
         self.receipt = seen.receipt
-        if (
-            seen.record.token == self.token
-        ):  # an earlier claim was made, but its response was lost
+        # an earlier claim was made, but its response was lost
+        if seen.record.token == self.token:
             operation = (
                 as_recorded(self.operation, seen.record.fingerprint) or self.operation
             )
@@ -176,7 +192,9 @@ class Claimant:
         return decision
 
     def interpret_in_batch(self, seen: Claimed | Seen | Owned | None) -> Outcome | None:
-        """Return what the store's result of a claim means; ``None`` for a record that has, or had, another owner."""
+        """Return what the store's result of a claim means; ``None`` for a record that
+        has, or had, another owner.
+        """
         if (
             isinstance(seen, Seen)
             and seen.record.response is None
@@ -197,13 +215,16 @@ class Claimant:
     def reconnecting(
         self, ask: Callable[[], T], again: Callable[[], T] | None = None
     ) -> T:
-        """Return what ``ask`` returns, or ``again`` on a new connection if the old one turns out to be broken."""
+        """Return what ``ask`` returns, or ``again`` on a new connection if the old one
+        turns out to be broken.
+        """
         try:
             return ask()
         except StoreRefused:
             raise
         except StoreUnavailable:
-            # Only the first statement on a persistent connection finds out that the server has closed it.
+            # Only the first statement on a persistent connection finds out that the
+            # server has closed it.
             if not self.store.reconnect():
                 raise
             return (again or ask)()
@@ -214,7 +235,9 @@ class Claimant:
         )
 
     def _find_out_whether_taken_over(self) -> Outcome | Available | None:
-        """If the response to COMMIT was lost, the record is this attempt's, and nobody else runs it."""
+        """If the response to COMMIT was lost, the record is this attempt's, and nobody
+        else runs it.
+        """
         seen = self._claim()
         if isinstance(seen, Seen) and seen.record.token != self.token:
             return ASK_AGAIN
@@ -242,7 +265,8 @@ class Claimant:
         return _decide(record, self.operation, self.store)
 
     def _reassigned(self, record: Snapshot) -> Claimed | Mismatch:
-        """Give the record to this attempt. It keeps its digest key, and so its child keys, unless it begins anew.
+        """Give the record to this attempt. It keeps its digest key, and so its child
+        keys, unless it begins anew.
 
         A request that can't be compared is not run.
         """
@@ -266,19 +290,43 @@ def _decide(
         record, fingerprint, grace=mode.takeover_grace, lease=mode.seconds
     )
     return (
-        Replay(store.decode(decision.response, record))
+        replay_of(decision.response, record, operation, store)
         if isinstance(decision, Replay)
         else decision
     )
 
 
+def replay_of(
+    response: StoredResponse, record: Snapshot, operation: Operation, store: Store
+) -> Replay:
+    """Return the replay of the ``response`` that ``record`` stores."""
+    response = store.decode(response, record, operation.view)
+    for amended in amendments:
+        response = amended(response, record, store)
+    return Replay(response)
+
+
+def replayed(
+    response: StoredResponse, record: Snapshot, operation: Operation, store: Store
+) -> Replay:
+    """Return the replay of what ``record`` stores to the caller of ``operation``.
+
+    Raises ``ReplayForbidden``.
+    """
+    replay = replay_of(response, record, operation, store)
+    return announce(replay, operation, store)
+
+
 def in_transaction(policy: Policy) -> bool:
-    """Whether a transaction that would hide a claim from others is open in any database where one may be made."""
+    """Whether a transaction that would hide a claim from others is open in any database
+    where one may be made.
+    """
     return any(store.in_foreign_transaction() for store in stores_of(policy))
 
 
 def duplicate(operation: Operation, policy: Policy) -> Duplicate:
-    """Return the outcome for a claimant that lost its claim: the same as if it had come second.
+    """Return the outcome for a claimant that lost its claim: the same as if it had come
+    second.
 
     Raises ``StoreUnavailable`` or ``ReplayForbidden``.
     """
@@ -296,11 +344,15 @@ def announce(
     """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
-            send(
-                signals.key_taken_over if taken_over else signals.key_claimed,
-                operation,
-                attempt=attempt,
-            )
+            signal = signals.key_taken_over if taken_over else signals.key_claimed
+            if not outcome.by_lock:
+                send(signal, operation, attempt=attempt)
+                return outcome
+            of_database: Any = store
+            business = of_database.transaction(outcome)
+            business.owner = ATTENDED  # a receiver may claim another key
+            send(signal, operation, attempt=attempt)
+            business.owner = None
         case Replay(response) if not operation.may_get(response):
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden

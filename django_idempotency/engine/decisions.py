@@ -16,7 +16,8 @@ from django_idempotency.values.outcomes import (
 from django_idempotency.values.policy import Atomic
 
 LEASE_LAPSED = gettext_noop("its lease ran out while it was running")
-# It is unknown how long an owner in atomic mode will take, and a dead one has no lease to wait for.
+# It is unknown how long an owner in atomic mode will take, and a dead one has no lease
+# to wait for.
 ASK_AGAIN = InFlight(retry_after=1)
 LONGEST_RETRY_AFTER = 30
 
@@ -24,15 +25,17 @@ LONGEST_RETRY_AFTER = 30
 def decide(
     record: Snapshot, fingerprint: bytes | None, *, grace: float = 0, lease: float = 0
 ) -> Replay | InFlight | Mismatch | OnHold | Available:
-    """Return what a record means for a request with ``fingerprint``, at its ``now``. Pure.
+    """Return what a record means for a request with ``fingerprint``, at its ``now``.
+    Pure.
 
-    Without a fingerprint, or if the record's is emptied, nothing can be compared. Then only the status of a response is
-    replayed.
+    Without a fingerprint, or if the record's is emptied, nothing can be compared. Then
+    only the status of a response is replayed.
 
-    In atomic mode, a record that is processing is ``Available`` to the caller that gets its row lock, once
-    ``takeover_grace`` seconds have passed since it was claimed: the lock is the proof of life. In lease mode, it is in
-    flight until its lease has expired, which means that the lease has lapsed and that a process has watched the owner
-    not renew it. ``lease``: its length in seconds, which limits ``retry_after``.
+    In atomic mode, a record that is processing is ``Available`` to the caller that gets
+    its row lock, once ``takeover_grace`` seconds have passed since it was claimed: the
+    lock is the proof of life. In lease mode, it is in flight until its lease has
+    expired, which means that the lease has lapsed and that a process has watched the
+    owner not renew it. ``lease``: its length in seconds, which limits ``retry_after``.
     """
     if has_expired(record):
         return Available()
@@ -63,9 +66,11 @@ def has_expired(record: Snapshot) -> bool:
 
 
 def _retry_after(elapsed: float, lease: float) -> int:
-    """Return half of the seconds that the operation has taken: a client that obeys is late by a third at most.
+    """Return half of the seconds that the operation has taken: a client that obeys is
+    late by a third at most.
 
-    It is unknown how long it will take. The rest of the lease does not tell, because a live owner renews it.
+    It is unknown how long it will take. The rest of the lease does not tell, because a
+    live owner renews it.
     """
     return max(1, int(min(elapsed / 2, lease / 6, LONGEST_RETRY_AFTER)))
 

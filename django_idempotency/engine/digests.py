@@ -1,9 +1,10 @@
 """Digests that can't be guessed without a key: stored fingerprints and child keys.
 
-A stored fingerprint is the id of a digest key, followed by the HMAC-SHA256, under that key, of the record's id and the
-request's digest. Without any digest key it is the request's digest itself. A fingerprint that was emptied has no bytes.
-A record keeps its digest key for one life, so a rotation changes neither what a retry is compared with nor the
-record's child keys.
+A stored fingerprint is the id of a digest key, followed by the HMAC-SHA256, under that
+key, of the record's id and the request's digest. Without any digest key it is the
+request's digest itself. A fingerprint that was emptied has no bytes. A record keeps its
+digest key for one life, so a rotation changes neither what a retry is compared with nor
+the record's child keys.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ UNKEYED = b""
 
 
 def keyed(operation: Operation) -> Operation:
-    """Return ``operation``, whose fingerprint is its ``digest``, with its fingerprint under the newest key."""
+    """Return ``operation``, whose fingerprint is its ``digest``, with its fingerprint
+    under the newest key.
+    """
     newest = next(iter(conf().digests), UNKEYED)
     return operation if newest == UNKEYED else _under(newest, operation)
 
 
 def as_recorded(operation: Operation, fingerprint: bytes) -> Operation | None:
-    """Return ``operation`` with its fingerprint under the key of the stored ``fingerprint``, for a comparison.
+    """Return ``operation`` with its fingerprint under the key of the stored
+    ``fingerprint``, for a comparison.
 
     If that key is not in the settings, log an error and return ``None``.
     """
+    if fingerprint == operation.fingerprint:
+        return operation
     key_id = key_id_of(fingerprint)
     if (
         not fingerprint
@@ -43,7 +49,10 @@ def as_recorded(operation: Operation, fingerprint: bytes) -> Operation | None:
         return operation
     if key_id != UNKEYED and key_id not in conf().digests:
         if is_due(f"digest key {key_id.hex()}"):
-            message = "a fingerprint can't be compared: the digest key %s is not in the settings"
+            message = (
+                "a fingerprint can't be compared: the digest key %s is not in the"
+                " settings"
+            )
             log(
                 logging.ERROR,
                 "digest_key_missing",
@@ -67,12 +76,16 @@ def _under(key_id: bytes, operation: Operation) -> Operation:
 
 
 def key_id_of(fingerprint: bytes) -> bytes:
-    """Return the id of the digest key of a stored fingerprint; ``b""`` if it has none."""
+    """Return the id of the digest key of a stored fingerprint; ``b""`` if it has
+    none.
+    """
     return fingerprint[:KEY_ID] if len(fingerprint) == KEYED else UNKEYED
 
 
 def child_key(operation: Operation, name: str) -> str:
-    """Return a key for one downstream call of ``operation``, under the key of its fingerprint."""
+    """Return a key for one downstream call of ``operation``, under the key of its
+    fingerprint.
+    """
     key_id = key_id_of(operation.fingerprint)
     return keys.child_key(
         operation.id, name, None if key_id == UNKEYED else conf().digests[key_id]
@@ -82,8 +95,8 @@ def child_key(operation: Operation, name: str) -> str:
 def response_digest(response: StoredResponse) -> str:
     """Return a digest of status, headers and body, for the history of a record.
 
-    It is made under the newest digest key: ``hmac-sha256:``, the id of the key, a colon and 64 hexadecimal digits.
-    Without a digest key it is ``sha256:`` and the digits.
+    It is made under the newest digest key: ``hmac-sha256:``, the id of the key, a colon
+    and 64 hexadecimal digits. Without a digest key it is ``sha256:`` and the digits.
     """
     key_id = next(iter(conf().digests), UNKEYED)
     parts = [
@@ -94,4 +107,5 @@ def response_digest(response: StoredResponse) -> str:
     plain = digest([b"response", *parts])
     if key_id == UNKEYED:
         return f"sha256:{plain.hex()}"
-    return f"hmac-sha256:{key_id.hex()}:{hmac.digest(conf().digests[key_id], b'response' + plain, 'sha256').hex()}"
+    keyed = hmac.digest(conf().digests[key_id], b"response" + plain, "sha256")
+    return f"hmac-sha256:{key_id.hex()}:{keyed.hex()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from django.db import DatabaseError
 
 from django_idempotency.engine import leases
 from django_idempotency.engine.background import background
+from django_idempotency.engine.context import Context
 from django_idempotency.engine.redaction import redacted
 from django_idempotency.engine.run import Run
 from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
@@ -22,10 +24,17 @@ from django_idempotency.values.outcomes import (
     StoredResponse,
     Verdict,
 )
+from django_idempotency.values.registry import Registry
+
+# functions of wings, called with the verdict of a run in lease mode; each returns the
+# one that stands
+verdict_hooks: Registry[Callable[[Context, Verdict], Verdict]] = Registry()
 
 
 class LeaseRun(Run):
-    """A run without a transaction of the package, with a lease that the heartbeat renews."""
+    """A run without a transaction of the package, with a lease that the heartbeat
+    renews.
+    """
 
     __slots__ = ()
 
@@ -36,20 +45,26 @@ class LeaseRun(Run):
         except RuntimeError as error:
             self.free(type(error).__name__)
             raise StoreUnavailable(
-                f"No thread can be started to renew the lease, so nothing was run: {error}"
+                "No thread can be started to renew the lease, so nothing was run:"
+                f" {error}"
             ) from error
 
     def free(self, reason: str) -> None:
-        """Undo the claim before anything was run. A record of earlier attempts stays: they may have had effects."""
+        """Undo the claim before anything was run. A record of earlier attempts stays:
+        they may have had effects.
+        """
         self.ended = True
         self._drop_lease()
         self.abandon(Release() if self.claim.attempt == 1 else Fail(reason))
 
-    def _end(self, verdict: Verdict, error: BaseException | None) -> None:
+    def _carry_out(self, verdict: Verdict, error: BaseException | None) -> None:
+        for hook in verdict_hooks:
+            verdict = hook(self.context, verdict)
         try:
             self._complete(verdict)
         except StoreUnavailable as away:
-            # The effects have happened. The lease is kept until the verdict is written, once the store is back.
+            # The effects have happened. The lease is kept until the verdict is written,
+            # once the store is back.
             self.report(away)
             with suppress(RuntimeError):  # then the lease is no longer renewed
                 leases.keeper_of(self.store).add(self.claim, self.store, finished=True)
@@ -60,11 +75,13 @@ class LeaseRun(Run):
                 raise
             self.report(failed)
 
-    def _end_after(self, error: BaseException) -> None:
-        """Complete the record. Effects stay, so a verdict reached before the error stands."""
+    def _abort(self, error: BaseException) -> None:
+        """Complete the record. Effects stay, so a verdict reached before the error
+        stands.
+        """
         if self.verdict is not None:
-            return self._end(
-                redacted(self.verdict, self.policy.body, self.claim.id), error
+            return self._carry_out(
+                redacted(self.verdict, self.policy.body, self.claim.operation), error
             )
         crashed = not isinstance(error, Exception)
         try:
@@ -78,7 +95,9 @@ class LeaseRun(Run):
         return None
 
     def _complete(self, verdict: Verdict) -> None:
-        """Write the verdict. The lease is needed no longer then, nor once the claim is lost."""
+        """Write the verdict. The lease is needed no longer then, nor once the claim is
+        lost.
+        """
         try:
             self._write_verdict(verdict)
         except ClaimLost:
@@ -100,11 +119,15 @@ class LeaseRun(Run):
             )
 
     def write(self, verdict: Verdict) -> None:
-        """Write ``verdict``, even if the store has lost the record: its failover is no other attempt."""
+        """Write ``verdict``, even if the store may have lost the record: its failover
+        is no other attempt.
+        """
         try:
             super().write(verdict)
         except ClaimLost:
             if self.store.read(self.claim.id) is not None:
+                raise
+            if not self.store.may_have_lost(self.claim):
                 raise
             if not isinstance(verdict, Release):
                 self._claim_anew()
@@ -114,10 +137,8 @@ class LeaseRun(Run):
         claimed = self.store.claim(self.claim.operation, self.claim.token)
         if not isinstance(claimed, Claimed):
             raise ClaimLost
-        self.claim, self.stored = (
-            self.claim.with_receipt(claimed.receipt),
-            None,
-        )  # another life may be encrypted anew
+        # another life may be encrypted anew
+        self.claim, self.stored = self.claim.with_receipt(claimed.receipt), None
 
     def _drop_lease(self) -> None:
         leases.keeper_of(self.store).drop(self.claim)

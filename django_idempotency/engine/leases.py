@@ -1,8 +1,10 @@
-"""Keep the leases of this process's runs, and find out which leases of other owners have lapsed.
+"""Keep the leases of this process's runs, and find out which leases of other owners
+have lapsed.
 
-Each store has one thread for this, with a connection that nothing else uses. The lease of a live owner lapses, too, if
-its store was away. So a lease is taken over only after a process has watched the store for a heartbeat's time, and has
-seen that the store was available and that the lease was not renewed.
+Each store has one thread for this, with a connection that nothing else uses. The lease
+of a live owner lapses, too, if its store was unavailable. So a lease is taken over only
+after a process has watched the store for a heartbeat's time, and has seen that the
+store was available and that the lease was not renewed.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ T = TypeVar("T")
 BEATS_PER_LEASE = 3
 RETRY_AFTER = 1.0  # seconds from a failed heartbeat to the next, at most
 MOST_SUSPECTS = 1000
-SHORTEST_GAP, LONGEST_GAP = (
-    0.5,
-    2.5,
-)  # seconds; with less, a busy machine would look like an outage
+# seconds; with less, a busy machine would look like an outage
+LEAST_PATIENCE, SHORTEST_GAP, LONGEST_GAP = 1.0, 1.25, 2.5
 NEVER = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """A lease to keep. ``finished``: the run has ended, but the store has not confirmed its verdict yet.
+class HeldLease:
+    """A lease to keep. ``finished``: the run has ended, but the store has not confirmed
+    its verdict yet.
 
-    Such a lease is kept even if the store says that the claim has ended, because a failover may bring back an earlier
-    state of the record. ``run``: once this is dead, nobody can end the run any more.
+    Such a lease is kept even if the store says that the claim has ended, because a
+    failover may bring back an earlier state of the record. ``run``: once this is dead,
+    nobody can end the run any more.
     """
 
     claim: Claimed
@@ -56,7 +58,8 @@ class Lease:
 class Suspect:
     """A record of another owner, whose lease may lapse.
 
-    ``lease``: the length of its leases in seconds. ``left``: how long this one was to last when it was last read.
+    ``lease``: the length of its leases in seconds. ``left``: how long this one was to
+    last when it was last read.
     """
 
     id: UUID
@@ -71,7 +74,9 @@ class Suspect:
 
     @property
     def gap(self) -> float:
-        """The longest time between two reads, in seconds, for which the store may have been away unseen."""
+        """The longest time between two reads, in seconds, for which the store may have
+        been unavailable unseen.
+        """
         return min(LONGEST_GAP, max(SHORTEST_GAP, self.beat / 2))
 
 
@@ -83,8 +88,8 @@ def beat(store: Store) -> float:
 class Watch:
     """How long a store has been seen to be available, without a gap.
 
-    A gap is the time between two observations that are too far apart, by the clock of either side: the store was away
-    or frozen, or this process was.
+    A gap is the time between two observations that are too far apart, by the clock of
+    either side: the store was unavailable or frozen, or this process was.
     """
 
     def __init__(self) -> None:
@@ -104,15 +109,16 @@ class Watch:
 
 
 class LeaseKeeper(Worker):
-    """The leases in one store: renewed three times per lease, all in one statement for each policy.
+    """The leases in one store: renewed three times per lease, all in one statement for
+    each policy.
 
-    After a failed heartbeat, the next one comes within a second. While another owner's lease is suspected, the store is
-    asked several times per heartbeat.
+    After a failed heartbeat, the next one comes within a second. While another owner's
+    lease is suspected, the store is asked several times per heartbeat.
     """
 
     def reset(self) -> None:
         super().reset()
-        self._leases: dict[UUID, Lease] = {}
+        self._leases: dict[UUID, HeldLease] = {}
         self._suspects: dict[UUID, Suspect] = {}
         self._watch = Watch()
         self._renewed = self._read_at = time.monotonic()
@@ -128,7 +134,7 @@ class LeaseKeeper(Worker):
         finished: bool = False,
         run: ref[object] | None = None,
     ) -> None:
-        """Keep the lease of ``claim``; see ``Lease`` for ``finished``.
+        """Keep the lease of ``claim``; see ``HeldLease`` for ``finished``.
 
         Raises ``RuntimeError`` if there is no thread for it and none can be started.
         """
@@ -137,7 +143,7 @@ class LeaseKeeper(Worker):
         with self.changed:
             if not self._leases:
                 self._renewed, self._failed = time.monotonic(), False
-            self._leases[claim.token] = Lease(claim, store, finished, run)
+            self._leases[claim.token] = HeldLease(claim, store, finished, run)
             try:
                 self.wake()
             except (
@@ -174,7 +180,9 @@ class LeaseKeeper(Worker):
         return min(beat(lease.store) for lease in self._leases.values())
 
     def _pause(self) -> float:
-        """Return the seconds between two reads of suspects: enough of them per heartbeat for a gap to show."""
+        """Return the seconds between two reads of suspects: enough of them per
+        heartbeat for a gap to show.
+        """
         return min(
             RETRY_AFTER, min(suspect.beat for suspect in self._suspects.values()) / 4
         )
@@ -190,11 +198,15 @@ class LeaseKeeper(Worker):
                 bool(leases)
                 and self._renewed + (0 if self._failed else self._beat()) <= now
             )
-        # A statement on a connection that hangs delays the renewal of every lease, so the shortest one is the measure.
-        beats = [beat(lease.store) for lease in leases] + [
-            suspect.beat for suspect in suspects
-        ]
-        patience = min(beats, default=RETRY_AFTER) / 2
+        # A statement on a connection that hangs delays the renewal of every lease, so
+        # the shortest one is the measure. A look delays only the next look.
+        patience = min(
+            min((beat(lease.store) for lease in leases), default=math.inf) / 2,
+            max(
+                LEAST_PATIENCE,
+                min((suspect.beat for suspect in suspects), default=math.inf) / 2,
+            ),
+        )
         if renewal:
             self._renewed = now
             # One statement can renew the leases of the same length in the same schemas.
@@ -209,7 +221,9 @@ class LeaseKeeper(Worker):
             self._check(suspects, patience)
 
     def _drop_left(self) -> None:
-        """Drop the leases of runs that an exception has kept from ending. They lapse, as after a crash."""
+        """Drop the leases of runs that an exception has kept from ending. They lapse,
+        as after a crash.
+        """
         for lease in [
             lease
             for lease in self._leases.values()
@@ -227,8 +241,10 @@ class LeaseKeeper(Worker):
                 operation=lease.claim.operation,
             )
 
-    def _renew(self, group: list[Lease], patience: float) -> bool:
-        """Renew the leases of ``group``. Return false if the store was away or one of the rows is locked."""
+    def _renew(self, group: list[HeldLease], patience: float) -> bool:
+        """Renew the leases of ``group``. Return false if the store was unavailable or
+        one of the rows is locked.
+        """
         claims, store = [lease.claim for lease in group], group[0].store
         left: set[UUID] = {claim.token for claim in claims}
 
@@ -244,7 +260,9 @@ class LeaseKeeper(Worker):
         return self.attempt(renew, store, patience) and not left
 
     def _lose(self, tokens: set[UUID]) -> None:
-        """Drop claims that have another owner by now, or none. Their completion will find out, too."""
+        """Drop claims that have another owner by now, or none. Their completion will
+        find out, too.
+        """
         with self.changed:
             lost = [
                 lease
@@ -288,20 +306,23 @@ class LeaseKeeper(Worker):
         with self.changed:
             for suspect in group:
                 lasts = left.get(suspect.token)
-                if (
-                    lasts is None or lasts > suspect.left or suspect.token in lapsed
-                ):  # ended, renewed or expired
+                # ended, renewed or expired
+                if lasts is None or lasts > suspect.left or suspect.token in lapsed:
                     self._suspects.pop(suspect.token, None)
                 else:
                     suspect.left = lasts
 
     def _was_watched(self, suspect: Suspect) -> bool:
-        """Whether the store was watched for a heartbeat's time besides a gap, which may hide an outage."""
+        """Whether the store was watched for a heartbeat's time besides a gap, which may
+        hide an outage.
+        """
         return self._watch.seconds >= suspect.beat + suspect.gap
 
 
 def _retry(beat: float) -> float:
-    """Return the seconds to wait after a failed heartbeat, which differ between processes."""
+    """Return the seconds to wait after a failed heartbeat, which differ between
+    processes.
+    """
     return min(RETRY_AFTER, beat / 2) * random.uniform(0.5, 1)
 
 
@@ -312,27 +333,28 @@ def _groups(items: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
     return [*groups.values()]
 
 
-# --- The keepers of this process -------------------------------------------------------------------------------------
+# --- The keepers of this process ------------------------------------------------------
 
 _keepers: dict[tuple[type[Store], str], LeaseKeeper] = {}
 
 
 def keeper_of(store: Store) -> LeaseKeeper:
-    place = (
-        type(store),
-        store.name,
-    )  # a database and another store may have the same alias
+    # a database and another store may have the same alias
+    place = type(store), store.name
     keeper = _keepers.get(place) or _keepers.setdefault(place, LeaseKeeper("leases"))
-    keeper.leave_the_parents_process()
+    keeper.reset_after_fork()
     return keeper
 
 
 def suspect(record: Snapshot, store: Store) -> None:
-    """Watch whether the owner of ``record`` renews its lease, so that a retry may take over if not."""
+    """Watch whether the owner of ``record`` renews its lease, so that a retry may take
+    over if not.
+    """
     assert record.token is not None  # by constraint, all three
     assert record.locked_at is not None
     assert record.locked_until is not None
-    # It may have been claimed under another policy. Its lease is no longer than the time from the claim to its end.
+    # It may have been claimed under another policy. Its lease is no longer than the
+    # time from the claim to its end.
     lease = min(
         store.policy.mode.seconds,
         (record.locked_until - record.locked_at).total_seconds(),

@@ -1,12 +1,13 @@
-"""What all runs have in common: they end once, with a verdict that is written to the record and announced."""
+"""What all runs have in common: they end once, with a verdict that is written to the
+record and announced.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Self, TypeVar
-from uuid import UUID
 
 from django.db import DatabaseError
 from django.dispatch import Signal
@@ -14,10 +15,9 @@ from django.dispatch import Signal
 from django_idempotency import signals
 from django_idempotency.engine.admission import count_stored
 from django_idempotency.engine.claims import duplicate
-from django_idempotency.engine.digests import child_key
+from django_idempotency.engine.context import Context
 from django_idempotency.engine.redaction import redacted
 from django_idempotency.reporting.events import send
-from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Store
 from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.values.outcomes import (
@@ -34,70 +34,28 @@ from django_idempotency.values.policy import Policy
 V = TypeVar("V", bound=Verdict)
 
 
-@dataclass(slots=True, eq=False)
-class Context:
-    """What the running view sees as ``request.idempotency``.
-
-    ``running``: true from its first line to its last. ``ending``: true while its response is made afterwards.
-    """
-
-    claim: Claimed
-    policy: Policy
-    running: bool = False
-    ending: bool = False
-
-    @property
-    def key(self) -> str:
-        return self.claim.operation.key
-
-    @property
-    def scope(self) -> str:
-        return self.claim.operation.scope
-
-    @property
-    def record_id(self) -> UUID:
-        """The id of the key's record, which is a digest of scope and key."""
-        return self.claim.id
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first run of this key, and one more for each run after a crash or a failure."""
-        return self.claim.attempt
-
-    @property
-    def database(self) -> str | None:
-        """The alias of the record's database, which the effects should go to; ``None`` if the store has none."""
-        store = store_for(self.policy, self.claim.operation)
-        return store.name if store.transactional else None
-
-    def child_key(self, name: str) -> str:
-        """Return a key to send downstream: the same on every attempt, another for each ``name``, never the raw key."""
-        return child_key(self.claim.operation, name)
-
-    def renew(self) -> None:
-        """Extend the lease now. Only work that keeps the heartbeat's thread from running needs this.
-
-        Raises ``ClaimLost`` if another attempt has taken over: stop, and cause no further effect.
-        """
-        if not self.policy.is_atomic:
-            store = store_for(self.policy, self.claim.operation)
-            renewed = self.claim.token in store.renew(
-                [self.claim]
-            )  # false while the row is locked
-            if not renewed and not store.leases_left({self.claim.token: self.claim.id}):
-                raise ClaimLost
-
-
 class Run(ABC):
-    """One run of a claimed operation. A ``with`` block begins it, and ends it with ``verdict``, for scripts and tests.
+    """One run of a claimed operation. A ``with`` block begins it, and ends it with
+    ``verdict``, for scripts and tests.
 
-    ``verdict``: what stands if an error keeps the run from being ended with another verdict and its effects can't be
-    undone.
+    ``verdict``: what stands if an error keeps the run from being ended with another
+    verdict and its effects can't be undone.
     """
 
     __slots__ = (
-        *("__weakref__", "began", "claim", "context", "ended", "lost"),
-        *("policy", "reported", "store", "stored", "verdict"),
+        "__weakref__",
+        "began",
+        "claim",
+        "context",
+        "ended",
+        "lost",
+        "policy",
+        "process",
+        "reported",
+        "store",
+        "stored",
+        "transactional_on",
+        "verdict",
     )
 
     def __init__(self, claimed: Claimed, policy: Policy, store: Store) -> None:
@@ -106,34 +64,39 @@ class Run(ABC):
         self.store = store
         self.context = Context(claimed, policy)
         self.verdict: Verdict | None = None
-        self.stored: tuple[StoredResponse, StoredResponse] | None = (
-            None  # a response, and how the record stores it
-        )
+        # a response, and how the record stores it
+        self.stored: tuple[StoredResponse, StoredResponse] | None = None
+        self.process = os.getpid()
+        # the alias of the database whose transaction this run is, if it is one
+        self.transactional_on: str | None = None
         self.began = time.monotonic()
         self.reported = self.ended = self.lost = False
 
-    @property
-    def transactional_on(self) -> str | None:
-        """The alias of the database whose transaction this run is, if it is one."""
-        return None
-
     @abstractmethod
     def begin(self) -> None:
-        """Begin the run. Raises ``ClaimLost`` if another attempt has taken over, and ``StoreUnavailable``."""
+        """Begin the run. Raises ``ClaimLost`` if another attempt has taken over, and
+        ``StoreUnavailable``.
+        """
 
+    # Without a transaction there is nothing to do.
     def outlive_handled_errors(self) -> None:  # noqa: B027
-        """Have errors that the view handles undo no more than they would have outside of a transaction."""
+        """Have errors that the view handles undo no more than they would have outside
+        of a transaction.
+        """
 
     def end(
         self, verdict: Verdict | None = None, *, error: BaseException | None = None
     ) -> Duplicate | None:
-        """End the run with ``verdict``: complete its record and, in atomic mode, commit or roll back its effects.
+        """End the run with ``verdict``: complete its record and, in atomic mode, commit
+        or roll back its effects.
 
-        ``error``: what propagates from the view, and does so afterwards. Without a verdict, it was not expected: then
-        effects are rolled back, or ``self.verdict`` stands if they can't be.
-        Return ``None`` once the verdict is written, or the outcome for a duplicate if another attempt took over; the
-        ``error`` may say so, too. Raises ``StoreUnavailable`` if the store failed or if it is unknown whether the
-        effects were committed, ``TransactionEnded``, ``ReplayForbidden`` and what ``may_replay`` raises.
+        ``error``: what propagates from the view, and does so afterwards. Without a
+        verdict, it was not expected: then effects are rolled back, or ``self.verdict``
+        stands if they can't be. Return ``None`` once the verdict is written, or the
+        outcome for a duplicate if another attempt took over; the ``error`` may say so,
+        too. Raises ``StoreUnavailable`` if the store failed or if it is unknown whether
+        the effects were committed, ``TransactionEnded``, ``ReplayForbidden`` and what
+        ``may_replay`` raises.
         """
         try:
             self.finish(verdict, error)
@@ -146,18 +109,21 @@ class Run(ABC):
 
     def finish(self, verdict: Verdict | None, error: BaseException | None) -> None:
         """``end``, but raise ``ClaimLost``."""
+        if self.process != os.getpid():  # in a child of the view's
+            return
         if self.ended:
             raise RuntimeError("The run has ended already.")
         self.ended, self.context.running = True, False
         try:
             if verdict is not None:
-                self.verdict = redacted(verdict, self.policy.body, self.claim.id)
-                self._end(self.verdict, error)
+                operation = self.claim.operation
+                self.verdict = redacted(verdict, self.policy.body, operation)
+                self._carry_out(self.verdict, error)
             elif error is not None:
-                self._end_after(error)
+                self._abort(error)
             else:
                 missing = RuntimeError("The run ended without a verdict.")
-                self._end_after(missing)
+                self._abort(missing)
                 raise missing
         except StoreUnavailable as failure:
             self.report(failure)
@@ -175,29 +141,35 @@ class Run(ABC):
         self.finish(None if error else self.verdict, error)
 
     @abstractmethod
-    def _end(self, verdict: Verdict, error: BaseException | None) -> None:
+    def _carry_out(self, verdict: Verdict, error: BaseException | None) -> None:
         """Carry out ``verdict``. ``error`` propagates afterwards."""
 
     @abstractmethod
-    def _end_after(self, error: BaseException) -> None:
+    def _abort(self, error: BaseException) -> None:
         """Leave the record in order after an error that nobody expected."""
 
     def write(self, verdict: Verdict) -> None:
-        """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this run's."""
+        """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this
+        run's.
+        """
+        self.write_by(self.store, verdict)
+
+    def write_by(self, store: Store, verdict: Verdict) -> None:
         match verdict:
             case Keep(response, failure):
-                written = self.store.complete(
-                    self.claim, self._encoded(response), failure=failure
-                )
+                encoded = self._encoded(response)
+                written = store.complete(self.claim, encoded, failure=failure)
             case Fail(reason, on_hold):
-                written = self.store.fail(self.claim, reason, on_hold=on_hold)
+                written = store.fail(self.claim, reason, on_hold=on_hold)
             case Release():
-                written = self.store.release(self.claim)
+                written = store.release(self.claim)
         if not written:
             raise ClaimLost
 
     def _encoded(self, response: StoredResponse) -> StoredResponse:
-        """Encode the response once: encrypted again, it would be another one to a store that already has it."""
+        """Encode the response once: encrypted again, it would be another one to a store
+        that already has it.
+        """
         if self.stored is None or self.stored[0] is not response:
             self.stored = response, self.store.encode(response, self.claim)
         return self.stored[1]
@@ -215,7 +187,8 @@ class Run(ABC):
         operation, seconds = self.claim.operation, time.monotonic() - self.began
         match verdict:
             case Keep(response):
-                count_stored(operation, self.policy, response)
+                if self.policy.admit is not None:
+                    count_stored(operation, self.policy, response)
                 send(
                     signals.key_completed, operation, response=response, seconds=seconds
                 )
@@ -228,7 +201,9 @@ class Run(ABC):
         send(signal, self.claim.operation, attempt=self.claim.attempt)
 
     def abandon(self, verdict: Verdict) -> None:
-        """Write ``verdict`` if that is still possible. An error is propagating, and no other error may replace it."""
+        """Write ``verdict`` if that is still possible. An error is propagating, and no
+        other error may replace it.
+        """
         try:
             self.write_and_announce(verdict)
         except ClaimLost:

@@ -10,7 +10,14 @@ from contextlib import closing
 from django_idempotency.conf import conf
 from django_idempotency.engine.claims import GRACE_PAUSE, Claimant, announce
 from django_idempotency.values.exceptions import StoreUnavailable
-from django_idempotency.values.outcomes import Available, InFlight, Operation, Outcome
+from django_idempotency.values.outcomes import (
+    Available,
+    Claimed,
+    InFlight,
+    Operation,
+    Outcome,
+    Replay,
+)
 from django_idempotency.values.policy import Policy
 
 FIRST_PAUSE = 0.02
@@ -21,17 +28,16 @@ PATIENCE = 5.0
 def claim(operation: Operation, policy: Policy) -> Outcome:
     """Claim ``operation``, or return what became of it. With ``wait``, wait first.
 
-    Raises ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
-    ``DigestCollision``. Nothing was run in these cases.
+    Raises ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``,
+    ``ClaimInsideTransaction`` or ``DigestCollision``. Nothing was run in these cases.
     """
     pending = begin_claim(operation, policy)
     if not isinstance(pending, Pending):
         return pending
     with closing(pending):
         outcome: Outcome | Pending = pending
-        while isinstance(
-            outcome, Pending
-        ):  # no lock and no transaction is held in between
+        # no lock and no transaction is held in between
+        while isinstance(outcome, Pending):
             time.sleep(outcome.pause)
             outcome = outcome.ask()
         return outcome
@@ -41,17 +47,29 @@ def begin_claim(operation: Operation, policy: Policy) -> Outcome | Pending:
     """Do as much of ``claim`` as is possible without waiting."""
     claimant = Claimant(operation, policy)
     claimant.refuse_inside_transaction()
-    return Pending(claimant).ask()
+    try:
+        outcome = claimant.ask()
+        # most callers wait for nothing
+        if isinstance(outcome, Claimed | Replay):
+            is_new = isinstance(outcome, Claimed)
+            store = claimant.store if is_new else claimant.bound_store
+            return announce(outcome, claimant.operation, store)
+    except BaseException:
+        claimant.store.recover()  # a claim by lock has opened a transaction
+        raise
+    return Pending(claimant, outcome).ask()
 
 
 class Pending:
-    """A claim that is not decided yet. Call ``ask()`` again in ``pause`` seconds. It holds no lock and no transaction.
+    """A claim that its ``first`` attempt has not decided. Call ``ask()`` again in
+    ``pause`` seconds. It holds no lock and no transaction.
 
     Call ``close()`` however the wait ends, because the claim counts as a waiter.
     """
 
-    def __init__(self, claimant: Claimant) -> None:
+    def __init__(self, claimant: Claimant, first: Outcome | Available | None) -> None:
         self.claimant = claimant
+        self.first = first
         self.operation = claimant.operation
         self.policy = policy = claimant.policy
         begun = time.monotonic()
@@ -63,7 +81,9 @@ class Pending:
         self.counted = False
 
     def ask(self) -> Outcome | Pending:
-        """Return an outcome, or this object if there is none yet. Raises what ``claim`` raises."""
+        """Return an outcome, or this object if there is none yet. Raises what ``claim``
+        raises.
+        """
         try:
             return self._ask()
         except BaseException:
@@ -71,10 +91,11 @@ class Pending:
             raise
 
     def _ask(self) -> Outcome | Pending:
-        # At least twice: the first attempt may have waited longer for the table, only to find another one in its place.
+        # At least twice: the first attempt may have waited longer for the table, only
+        # to find another one in its place.
         while (now := time.monotonic()) < self.gives_up or self.asked < 2:
             self.asked += 1
-            outcome = self.claimant.ask()
+            outcome = self.first if self.asked == 1 else self.claimant.ask()
             if outcome is None:
                 continue
             if isinstance(outcome, Available):
@@ -97,7 +118,8 @@ class Pending:
                 )
             return self
         raise StoreUnavailable(
-            f"The record {self.operation.id} changed again and again while it was being claimed."
+            f"The record {self.operation.id} changed again and again while it was being"
+            " claimed."
         )
 
     def _may_wait(self) -> bool:
@@ -112,7 +134,9 @@ class Pending:
 
 
 class Waiters:
-    """Counts the callers of this process that wait: each has a connection, and a sync one blocks a thread."""
+    """Counts the callers of this process that wait: each has a connection, and a sync
+    one blocks a thread.
+    """
 
     def __init__(self) -> None:
         self._reset()
@@ -122,7 +146,9 @@ class Waiters:
         self.waiting = 0
 
     def enter(self, most: int) -> bool:
-        """Count one more caller. Return false, and don't count it, if ``most`` wait already."""
+        """Count one more caller. Return false, and don't count it, if ``most`` wait
+        already.
+        """
         with self._lock:
             if self.waiting >= most:
                 return False

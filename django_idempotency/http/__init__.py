@@ -1,1 +1,3 @@
-"""The layer between the entry points and the engine: everything that knows requests and responses."""
+"""The layer between the entry points and the engine: everything that knows requests and
+responses.
+"""

@@ -1,7 +1,9 @@
-"""Entry points inside the operations of Django Ninja: after its checks, around its rendering.
+"""Entry points inside the operations of Django Ninja: after its checks, around its
+rendering.
 
-This module does not import Ninja up front. It sets the attributes that Ninja's own ``decorate_view`` uses:
-``_ninja_contribute_to_operation`` on a function and ``_run_decorators`` on an operation.
+This module does not import Ninja up front. It sets the attributes that Ninja's own
+``decorate_view`` uses: ``_ninja_contribute_to_operation`` on a function and
+``_run_decorators`` on an operation.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import resolve
+from django_idempotency.http.key_sources import has_key
 from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.run import RequestRun, guard
-from django_idempotency.http.transactions import take_over_atomic_requests
+from django_idempotency.http.transactions import without_atomic_requests
 from django_idempotency.values.outcomes import EntryPoint
 from django_idempotency.values.policy import Policy
 
@@ -29,9 +32,11 @@ View = Callable[..., Any]
 
 
 def path_view(view: Any) -> Any:
-    """Return Ninja's object for one path, which is behind the view that Ninja gave to Django; ``None`` for others.
+    """Return Ninja's object for one path, which is behind the view that Ninja gave to
+    Django; ``None`` for others.
 
-    Raises ``ImproperlyConfigured`` if it can't be found: a replay would be sent before Ninja's authentication.
+    Raises ``ImproperlyConfigured`` if it can't be found: a replay would be sent before
+    Ninja's authentication.
     """
     if getattr(view, "__module__", "") != "ninja.operation":
         return None
@@ -50,14 +55,18 @@ def operations(view: Any) -> list[Any]:
 
 
 def functions(view: Any, method: str) -> Iterator[Any]:
-    """Yield the functions on which the operation for ``method`` may have an entry point."""
+    """Yield the functions on which the operation for ``method`` may have an entry
+    point.
+    """
     for operation in operations(view):
         if method.upper() in operation.methods:
             yield from (operation.run, operation.view_func)
 
 
 def api_keys(operation: Any) -> list[str]:
-    """Return the names of the classes that authenticate the callers of an operation by API keys."""
+    """Return the names of the classes that authenticate the callers of an operation by
+    API keys.
+    """
     kinds = [type(callback) for callback in getattr(operation, "auth_callbacks", ())]
     modules = {kind: {base.__module__ for base in kind.__mro__} for kind in kinds}
     return [
@@ -69,7 +78,9 @@ def api_keys(operation: Any) -> list[str]:
 
 
 def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> None:
-    """Make Ninja, if it turns ``protected`` into an operation, run ``view`` behind an entry point inside it."""
+    """Make Ninja, if it turns ``protected`` into an operation, run ``view`` behind an
+    entry point inside it.
+    """
     earlier = getattr(view, CONTRIBUTIONS, [])
     setattr(
         protected,
@@ -77,22 +88,22 @@ def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> N
         [*earlier, partial(_protect, view=view, policy=policy, way=way)],
     )
     if isinstance(view, FunctionType):
-        names = getattr(
-            unwrap(view), "__globals__", {}
-        )  # none inside a decorator around a partial or an object
+        # none inside a decorator around a partial or an object
+        names = getattr(unwrap(view), "__globals__", {})
         protected.__signature__ = _evaluated(signature(view), names)
 
 
 def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
-    """Return the signature with its annotations evaluated in the view's module; Ninja would look in this package."""
+    """Return the signature with its annotations evaluated in the view's module; Ninja
+    would look in this package.
+    """
     parameters = []
     for parameter in stated.parameters.values():
         holder = type(
             "Holder", (), {"__annotations__": {parameter.name: parameter.annotation}}
         )
-        with suppress(
-            Exception
-        ):  # a name that only type checkers know, such as that of the request
+        # a name that only type checkers know, such as that of the request
+        with suppress(Exception):
             hints = get_type_hints(holder, names, include_extras=True)
             parameter = parameter.replace(annotation=hints[parameter.name])
         parameters.append(parameter)
@@ -100,22 +111,29 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
 
 
 def is_operation(view: Any) -> bool:
-    """Whether Ninja has made an operation of ``view`` already, or ``view`` is the ``run`` of an operation."""
+    """Whether Ninja has made an operation of ``view`` already, or ``view`` is the
+    ``run`` of an operation.
+    """
     return hasattr(view, "_ninja_operation") or hasattr(
         getattr(unwrap(view), "__self__", None), "_result_to_response"
     )
 
 
 def refuse_operation(view: Any) -> NoReturn:
-    """``@idempotent`` is above ``@api.post``, or was passed to ``add_decorator`` or ``decorate_view``."""
+    """``@idempotent`` is above ``@api.post``, or was passed to ``add_decorator`` or
+    ``decorate_view``.
+    """
     raise ImproperlyConfigured(
-        f"@idempotent can't protect {unwrap(view).__qualname__} where it is. Put it below the operation's decorator; "
-        "to protect a whole API, use IdempotencyMiddleware."
+        f"@idempotent can't protect {unwrap(view).__qualname__} where it is. Put it"
+        " below the operation's decorator; to protect a whole API, use"
+        " IdempotencyMiddleware."
     )
 
 
 def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> View:
-    """Return a copy of Ninja's ``view`` with entry points for those of its operations that have none of their own."""
+    """Return a copy of Ninja's ``view`` with entry points for those of its operations
+    that have none of their own.
+    """
     original = path_view(view)
     copy = original.clone()
     for operation, of in zip(copy.operations, original.operations, strict=True):
@@ -124,7 +142,7 @@ def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> Vi
         if not hasattr(of.view_func, "idempotency_entry_point"):
             _protect(operation, of.view_func, mode, way)
     protected: View = copy.get_view()
-    return take_over_atomic_requests(protected)
+    return without_atomic_requests(protected)
 
 
 def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> None:
@@ -138,14 +156,18 @@ def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> Non
 
 
 def _refusing(view: View, policy: Policy) -> View:
-    """Return ``view``, which streams, without protection: it refuses a request with a key, and no other."""
+    """Return ``view``, which streams, without protection: it refuses a request with a
+    key, and no other.
+    """
 
     @wraps(view)
     def refusing(request: HttpRequest, **values: Any) -> Any:
-        if is_keyed(request, resolve(policy)):
+        stated = resolve(policy)
+        if is_keyed(request, stated) and has_key(request, stated):
             raise ImproperlyConfigured(
-                f"{view.__qualname__} streams: its items are generated after the response, so they can't be replayed. "
-                "Remove @idempotent, or put @idempotency_exempt in its place."
+                f"{view.__qualname__} streams: its items are generated after the"
+                " response, so they can't be replayed. Remove @idempotent, or put"
+                " @idempotency_exempt in its place."
             )
         return view(request, **values)
 
@@ -153,7 +175,9 @@ def _refusing(view: View, policy: Policy) -> View:
 
 
 class OperationRun(RequestRun):
-    """One request to an operation of Django Ninja, which renders what its function returns or raises."""
+    """One request to an operation of Django Ninja, which renders what its function
+    returns or raises.
+    """
 
     def __init__(
         self,

@@ -1,34 +1,46 @@
-"""Put the entry point into a view: around a function, around the method of a class, inside decorators."""
+"""Put the entry point into a view: around a function, around the method of a class,
+inside decorators.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial
-from inspect import isawaitable, signature
-from types import CellType, FunctionType
+from inspect import signature
+from types import FunctionType
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction as is_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 from django.http import HttpRequest
 from django.views import View as ClassView
 
 from django_idempotency.conf import resolve
 from django_idempotency.http import ninja
-from django_idempotency.http.run import RequestRun, guard, report_unguarded
+from django_idempotency.http.closures import (
+    closed_over,
+    innermost,
+    inside,
+    layers,
+    opens_transaction,
+    with_content,
+)
+from django_idempotency.http.requests import is_keyed
+from django_idempotency.http.run import RequestRun, guard, running
 from django_idempotency.http.transactions import (
     ProtectedClass,
-    take_over_atomic_requests,
+    without_atomic_requests,
 )
-from django_idempotency.values.outcomes import EntryPoint
+from django_idempotency.http.unprotected import note, reporting
+from django_idempotency.values.outcomes import EntryPoint, Unprotected
 from django_idempotency.values.policy import Decorator, Policy
 
 View = Callable[..., Any]
 V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
-# Attributes that Django and others read from a view. A copy of its decorators gets those of the protected view.
+# Attributes that Django and others read from a view. A copy of its decorators gets
+# those of the protected view.
 CARRIED = (
     "cls",
     "view_class",
@@ -39,13 +51,14 @@ CARRIED = (
 )
 
 
-# --- The decorator ---------------------------------------------------------------------------------------------------
+# --- The decorator --------------------------------------------------------------------
 
 
 def protect(view: Any, policy: Policy) -> Any:
     """Return ``view`` behind the entry point that fits it.
 
-    Raises ``ImproperlyConfigured`` for a method, and for a view that already has an entry point.
+    Raises ``ImproperlyConfigured`` for a method, and for a view that already has an
+    entry point.
     """
     if ninja.is_operation(view):
         ninja.refuse_operation(view)
@@ -64,9 +77,12 @@ def _refuse_method(view: Any) -> None:
         return
     if next(iter(signature(view).parameters), None) == "self":
         raise ImproperlyConfigured(
-            f"@idempotent is on the method {view.__qualname__}, but works only on functions and classes. Put "
-            f'@method_decorator(idempotent, name="{view.__name__}") on the class, or @idempotent for all its methods. '
-            "For a view of REST framework, make IdempotentMixin the first base of the class."
+            f"@idempotent is on the method {view.__qualname__}, but works only on"
+            " functions and classes. Put "
+            f'@method_decorator(idempotent, name="{view.__name__}") on the class, or'
+            " @idempotent for all its methods. "
+            "For a view of REST framework, make IdempotentMixin the first base of the"
+            " class."
         )
 
 
@@ -78,13 +94,14 @@ def _refuse_second(view: Any) -> None:
     )
     if any(has_entry_point(view, method) for method in methods):
         raise ImproperlyConfigured(
-            f"{getattr(view, '__qualname__', view)} already has an entry point. Keep only one, and set its policy "
-            "there: @idempotent(…), or idempotency_policy = Policy(…) on a class with IdempotentMixin."
+            f"{getattr(view, '__qualname__', view)} already has an entry point. Keep"
+            " only one, and set its policy there: @idempotent(…), or"
+            " idempotency_policy = Policy(…) on a class with IdempotentMixin."
         )
 
 
 def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) -> View:
-    protected: Any = take_over_atomic_requests(_protect_function(view, policy, way))
+    protected: Any = without_atomic_requests(_protect_function(view, policy, way))
     setattr(protected, MARK, way)
     protected.idempotency_policy = policy
     ninja.contribute(protected, view, policy, way)
@@ -101,21 +118,24 @@ def _protect_function(view: View, policy: Policy, way: EntryPoint) -> View:
 idempotent = Decorator(Policy, protect, "idempotent")
 """Run a view once for each idempotency key and replay its response.
 
-Write ``@idempotent``, ``@idempotent(policy=…)``, or ``@idempotent(required=True)`` with any options of ``Policy``. Put
-the decorator below decorators that authenticate, so that they run on replays too, and above ``@transaction.atomic`` and
-``@api_view``. For one method, use ``@method_decorator(idempotent, name="post")`` on the class, but not under
-``ATOMIC_REQUESTS``. Raises ``ImproperlyConfigured`` for an invalid option, for a method, and for a view that already
-has an entry point.
+Write ``@idempotent``, ``@idempotent(policy=…)``, or ``@idempotent(required=True)`` with
+any options of ``Policy``. Put the decorator below decorators that authenticate, so that
+they run on replays too, and above ``@transaction.atomic`` and ``@api_view``. For one
+method, use ``@method_decorator(idempotent, name="post")`` on the class, but not under
+``ATOMIC_REQUESTS``. Raises ``ImproperlyConfigured`` for an invalid option, for a
+method, and for a view that already has an entry point.
 """
 
 
 def idempotency_exempt(view: V) -> V:
-    """Make ``IdempotencyMiddleware`` ignore ``view``: a function, a class, or a method of one. Return ``view``."""
+    """Make ``IdempotencyMiddleware`` ignore ``view``: a function, a class, or a method
+    of one. Return ``view``.
+    """
     view.idempotency_exempt = True  # type: ignore[attr-defined]
     return view
 
 
-# --- Classes ---------------------------------------------------------------------------------------------------------
+# --- Classes --------------------------------------------------------------------------
 
 
 def _protect_class(view: type, policy: Policy, way: EntryPoint) -> type:
@@ -137,7 +157,8 @@ def _is_rest_framework(view: type) -> bool:
 
 
 class _IdempotentView(ProtectedClass, ClassView):
-    # Puts the entry point around the method that handles the request, so that the checks of ``dispatch`` run before it.
+    # Puts the entry point around the method that handles the request, so that the
+    # checks of ``dispatch`` run before it.
 
     def idempotent_dispatch(
         self, inner: Callable[..., Any], request: HttpRequest, *args: Any, **kwargs: Any
@@ -152,8 +173,8 @@ class _IdempotentView(ProtectedClass, ClassView):
             for dispatch in own
             if dispatch not in (ProtectedClass.dispatch, ClassView.dispatch)
         ]
-        # Without a handler, it may do what the view does, as GraphQL views have it. Inside a transaction, no key can be
-        # claimed.
+        # Without a handler, it may do what the view does, as GraphQL views have it.
+        # Inside a transaction, no key can be claimed.
         if own and (handler is None or all(map(opens_transaction, own))):
             return self._protect(inner)(request, *args, **kwargs)
         if (
@@ -163,14 +184,16 @@ class _IdempotentView(ProtectedClass, ClassView):
             name, handler = "http_method_not_allowed", self.http_method_not_allowed
         if handler is not None:
             setattr(self, name, self._protect(handler))
-        return apply_to(inner(request, *args, **kwargs), partial(self._report, request))
-
-    def _report(self, request: HttpRequest, response: Any) -> Any:
-        if not hasattr(request, "idempotency"):  # as no run has begun
-            report_unguarded(
-                type(self), request, resolve(self.idempotency_policy), response
-            )
-        return response
+        policy = resolve(self.idempotency_policy)
+        if is_keyed(request, policy) and not running(request):
+            note(request, Unprotected.NO_HANDLER)
+        return reporting(
+            inner(request, *args, **kwargs),
+            request,
+            lambda: cls,
+            self.idempotency_entry_point,
+            policy,
+        )
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         return _protect_function(
@@ -178,17 +201,10 @@ class _IdempotentView(ProtectedClass, ClassView):
         )
 
 
-def apply_to(response: Any, use: Callable[[Any], Any]) -> Any:
-    """Return ``use(response)``; for what an async view has returned, a coroutine that returns it."""
-
-    async def awaited() -> Any:
-        return use(await response)
-
-    return awaited() if isawaitable(response) else use(response)
-
-
 def bound_to(view: Any) -> object:
-    """Return the instance whose method ``method_decorator`` passes to a decorator; ``None`` for anything else."""
+    """Return the instance whose method ``method_decorator`` passes to a decorator;
+    ``None`` for anything else.
+    """
     while not isinstance(view, partial) and hasattr(view, "__wrapped__"):
         view = view.__wrapped__
     return getattr(view.func, "__self__", None) if isinstance(view, partial) else None
@@ -198,12 +214,13 @@ def _refuse_inside_rest_framework(view: Any) -> None:
     cls = type(bound_to(view))
     if _is_rest_framework(cls):
         raise ImproperlyConfigured(
-            f"@idempotent is on {cls.__qualname__}.{view.__name__}, inside REST framework. Make IdempotentMixin the "
-            "first base, or put @idempotent on the class."
+            f"@idempotent is on {cls.__qualname__}.{view.__name__}, inside REST"
+            " framework. Make IdempotentMixin the first base, or put @idempotent on"
+            " the class."
         )
 
 
-# --- Finding an entry point ------------------------------------------------------------------------------------------
+# --- Finding an entry point -----------------------------------------------------------
 
 
 def has_entry_point(view: View, method: str | None) -> bool:
@@ -211,7 +228,9 @@ def has_entry_point(view: View, method: str | None) -> bool:
 
 
 def entry_point_policy(view: View, method: str | None) -> Policy | None:
-    """Return the policy of the outermost entry point of ``view`` for ``method``, as set there; ``None`` without one."""
+    """Return the policy of the outermost entry point of ``view`` for ``method``, as set
+    there; ``None`` without one.
+    """
     for part in _parts(view, (method or "").lower()):
         if hasattr(part, MARK):
             policy: Policy = part.idempotency_policy
@@ -220,7 +239,9 @@ def entry_point_policy(view: View, method: str | None) -> Policy | None:
 
 
 def is_exempt(view: View, method: str | None) -> bool:
-    """Whether ``@idempotency_exempt`` is on ``view``, on its class, or on the function that handles ``method``."""
+    """Whether ``@idempotency_exempt`` is on ``view``, on its class, or on the function
+    that handles ``method``.
+    """
     parts = list(_parts(view, (method or "").lower()))
     by_api_view = [
         part
@@ -248,7 +269,9 @@ def _parts(view: Any, method: str) -> Iterator[Any]:
 
 
 def handler_of(view: View, method: str | None) -> Any:
-    """Return the function that handles ``method``, if that can be determined; else the innermost view or its class."""
+    """Return the function that handles ``method``, if that can be determined; else the
+    innermost view or its class.
+    """
     name = (method or "").lower()
     if _is_rest_framework(cls := view_class(view) or object):
         return cls
@@ -256,43 +279,33 @@ def handler_of(view: View, method: str | None) -> Any:
     return function or getattr(cls, name, innermost(view))
 
 
-def layers(view: Any) -> Iterator[Any]:
-    """Yield ``view`` and what is inside its decorators, as far as they use ``functools.wraps``."""
-    seen: list[Any] = []
-    while view is not None and view not in seen:
-        seen.append(view)
-        yield view
-        view = getattr(view, "__wrapped__", None)
-
-
 def view_class(view: View) -> type | None:
-    """Return the class behind a view that ``as_view()`` returned; ``None`` for other views."""
+    """Return the class behind a view that ``as_view()`` returned; ``None`` for other
+    views.
+    """
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
-# --- Inside of decorators --------------------------------------------------------------------------------------------
-
-
-# Note [Inside the decorators of a view]
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-# A replay must pass the checks of the view's decorators (login_required, csrf_protect), so the middleware puts the
-# entry point inside them. A decorator that uses functools.wraps is a closure over the function that it calls.
-# behind_entry_point() follows __wrapped__ inwards as long as that function is in a cell of the closure. It protects the
-# innermost function. On the way out it copies each decorator's function with a cell that holds the protected one. The
-# view itself is not changed, because it may be used elsewhere. The search stops at a decorator that is not a closure,
-# because there is nothing to replace, and at transaction.atomic, because no other session would see a claim inside it.
+# --- Inside of decorators -------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
 def behind_entry_point(view: View, policy: Policy | None = None) -> View:
-    """Return ``view`` with an entry point innermost: a copy of its decorators around the protected innermost view.
+    """Return ``view`` with an entry point innermost: a copy of its decorators around
+    the protected innermost view.
 
-    The decorators' checks therefore run before every replay. The entry point stays outside ``@transaction.atomic``,
-    because others have to see the claim, and outside decorators that are not closures. Without ``policy``, the policy
-    is that of the settings, in lease mode for async views.
+    The decorators' checks therefore run before every replay. The entry point stays
+    outside ``@transaction.atomic``, because others have to see the claim, and outside
+    decorators that are not closures. Without ``policy``, the policy is that of the
+    settings, in lease mode for async views, and ``view`` itself is returned if there is
+    no entry point for it.
     """
-    if (inner := _inner(view)) is not None:
-        return _rethreaded(view, inner, behind_entry_point(inner, policy))
+    return inside(view, partial(_behind_entry_point, policy=policy), _like_entry_point)
+
+
+def _behind_entry_point(view: View, policy: Policy | None) -> View:
+    if policy is None and is_async_api(view):
+        return view
     way = EntryPoint.MIDDLEWARE if policy is None else EntryPoint.DECORATOR
     if ninja.path_view(view) is not None:
         return ninja.behind_entry_points(view, policy, way)
@@ -305,69 +318,16 @@ def behind_entry_point(view: View, policy: Policy | None = None) -> View:
     return behind(view, policy, way)
 
 
-def innermost(view: View) -> View:
-    """Return the part of ``view`` around which ``behind_entry_point`` puts the entry point."""
-    while (inner := _inner(view)) is not None:
-        view = inner
-    return view
+def is_async_api(view: View) -> bool:
+    """Whether ``view`` is an async class of REST framework, such as adrf's."""
+    return is_async(view) and _is_rest_framework(view_class(view) or object)
 
 
-def _inner(view: View) -> Any:
-    inner = getattr(view, "__wrapped__", None)
-    is_called = inner is not None and any(
-        content is inner for content in closed_over(view)
-    )
-    return inner if is_called and not opens_transaction(view) else None
-
-
-def opens_transaction(view: View) -> bool:
-    """Whether ``view`` is decorated with ``transaction.atomic``."""
-    contents = [
-        part
-        for part in closed_over(view)
-        for part in (part if isinstance(part, list | tuple) else [part])
-    ]
-    return any(
-        isinstance(part, transaction.Atomic) or part is transaction.atomic
-        for part in contents
-    )
-
-
-def closed_over(view: Any) -> list[Any]:
-    return (
-        [_content(cell) for cell in view.__closure__ or ()]
-        if isinstance(view, FunctionType)
-        else []
-    )
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # still empty
-        return None
-
-
-def _with_content(view: Any, content: object, replacement: object) -> FunctionType:
-    """Return a copy of a function's code, with ``replacement`` in place of ``content`` in its closure."""
-    closure = tuple(
-        CellType(replacement) if _content(cell) is content else cell
-        for cell in view.__closure__
-    )
-    copy = FunctionType(
-        view.__code__, view.__globals__, view.__name__, view.__defaults__, closure
-    )
-    copy.__kwdefaults__ = view.__kwdefaults__
-    return copy
-
-
-def _rethreaded(view: Any, inner: View, replacement: View) -> View:
-    copy = _with_content(view, inner, replacement)
-    carried = {
-        name: vars(replacement)[name] for name in CARRIED if name in vars(replacement)
-    }
-    copy.__dict__.update(vars(view) | carried | {"__wrapped__": replacement})
-    return take_over_atomic_requests(copy)
+def _like_entry_point(decorator: V, entry_point: View) -> V:
+    """Have a copy of a decorator show what ``entry_point`` does, which is inside."""
+    shown = vars(entry_point)
+    vars(decorator).update({name: shown[name] for name in CARRIED if name in shown})
+    return without_atomic_requests(decorator)
 
 
 def _made_by_as_view(view: View) -> bool:
@@ -378,16 +338,17 @@ def _made_by_as_view(view: View) -> bool:
 def _class_behind_entry_point(view: Any, policy: Policy, way: EntryPoint) -> View:
     """Return a copy of ``view`` that makes instances of the protected class.
 
-    The class's ``as_view()`` is not called again: what it has made of its arguments need not be such arguments.
+    The class's ``as_view()`` is not called again: what it has made of its arguments
+    need not be such arguments.
     """
     cls: Any = view_class(view)
     protected: Any = _protect_class(cls, policy, way)
-    copy: Any = _with_content(view, cls, protected)
+    copy: Any = with_content(view, cls, protected)
     for name in WRAPPER_ASSIGNMENTS:
         setattr(copy, name, getattr(view, name))
     copy.__dict__.update(
         vars(view)
         | {name: protected for name in ("cls", "view_class") if name in vars(view)}
     )
-    behind: View = take_over_atomic_requests(copy)
+    behind: View = without_atomic_requests(copy)
     return behind

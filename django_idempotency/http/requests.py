@@ -1,4 +1,6 @@
-"""Identify the operation that a request asks for: its key, its scope and its fingerprint."""
+"""Identify the operation that a request asks for: its key, its scope and its
+fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ import re
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
@@ -16,17 +17,21 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop
 
 from django_idempotency import engine
-from django_idempotency.conf import conf, max_body_in_memory, max_fields
+from django_idempotency.conf import conf, max_fields
 from django_idempotency.engine.digests import keyed
+from django_idempotency.http.key_sources import (
+    LOOKUP,
+    identifier,
+    key_of,
+    missing,
+)
 from django_idempotency.reporting.logs import is_due, log
 from django_idempotency.values import fingerprints
 from django_idempotency.values.exceptions import (
     AnonymousKey,
     MalformedKey,
-    MissingKey,
     RequestIncomplete,
 )
-from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import (
     EntryPoint,
     Operation,
@@ -34,16 +39,38 @@ from django_idempotency.values.outcomes import (
     dotted_name,
 )
 from django_idempotency.values.policy import Fingerprint, Policy, is_async
-from django_idempotency.values.scopes import CUSTOM, BuiltInScope, caller_scope
+from django_idempotency.values.scopes import (
+    CUSTOM,
+    BuiltInScope,
+    caller_scope,
+    with_path,
+)
 
 SHORTEST_SECRET = 8  # characters; shorter ones may be part of a scope by chance
-UNSTORABLE = re.compile(
-    r"[\0\ud800-\udfff]"
-)  # NUL and lone surrogates, which PostgreSQL can't store in text
+# NUL and lone surrogates, which PostgreSQL can't store in text
+UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")
+
+
+class IdempotentRequest(HttpRequest):
+    """The type of the request that a view gets, to annotate it with. Requests are not
+    instances of it.
+    """
+
+    idempotency: engine.Context | engine.Unclaimed
+
+
+def context_of(request: HttpRequest) -> engine.Context | engine.Unclaimed:
+    """Return what ``request`` has as ``idempotency``, and set it if it has none yet."""
+    seen: engine.Context | engine.Unclaimed | None
+    if (seen := getattr(request, "idempotency", None)) is None:
+        request.idempotency = seen = engine.Unclaimed()  # type: ignore[attr-defined]
+    return seen
 
 
 def expect_request(request: object) -> None:
-    """Raise ``ImproperlyConfigured`` if ``request`` is something else, because an entry point is misplaced."""
+    """Raise ``ImproperlyConfigured`` if ``request`` is something else, because an entry
+    point is misplaced.
+    """
     if isinstance(request, HttpRequest):
         return
     inside = (
@@ -52,24 +79,23 @@ def expect_request(request: object) -> None:
         else "on a method"
     )
     raise ImproperlyConfigured(
-        f"An entry point got {type(request).__name__} instead of an HttpRequest, as happens {inside}. Put @idempotent "
-        "above @api_view, make IdempotentMixin the first base of an APIView, or put @method_decorator(idempotent, "
-        'name="post") on another class.'
+        f"An entry point got {type(request).__name__} instead of an HttpRequest, as"
+        f" happens {inside}. Put @idempotent above @api_view, make IdempotentMixin the"
+        ' first base of an APIView, or put @method_decorator(idempotent, name="post")'
+        " on another class."
     )
 
 
 def is_keyed(request: HttpRequest, policy: Policy) -> bool:
-    """Whether ``request`` has a key or needs one, and the policy covers its method."""
+    """Whether ``request`` has a key or needs one, and the policy covers its method.
+
+    A callable is not yet asked: any request may have its key.
+    """
+    if hasattr(request, LOOKUP):
+        return True
+    header = policy.key.meta_name
     covered = conf().protects and request.method in policy.methods
-    return covered and (policy.required or conf().meta_name in request.META)
-
-
-def has_moderate_body(request: HttpRequest) -> bool:
-    """Whether the body has a known size that Django keeps in memory."""
-    length, most = request.META.get("CONTENT_LENGTH") or "0", max_body_in_memory()
-    if "HTTP_TRANSFER_ENCODING" in request.META:
-        return False
-    return length.isdecimal() and (most is None or int(length) <= most)
+    return covered and (policy.required or not header or header in request.META)
 
 
 def identify(
@@ -80,19 +106,24 @@ def identify(
     entry_point: EntryPoint | None = None,
     caller: HttpRequest | None = None,
 ) -> Operation | None:
-    """Return the operation that a keyed request asks for; ``None`` if its anonymous caller's key is ignored.
+    """Return the operation that a keyed request asks for; ``None`` if its anonymous
+    caller's key is ignored.
 
     ``caller``: the request as the view's framework has authenticated it, for the scope.
-    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey`` and ``RequestIncomplete``, ``ImproperlyConfigured`` for
-    what is not a scope or contains credentials, and whatever Django raises for an unreadable body.
+    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey`` and ``RequestIncomplete``,
+    ``ImproperlyConfigured`` for what is not a scope or contains credentials, and
+    whatever Django raises for an unreadable body.
     """
     caller = caller or request
-    named = scope_and_key(request, caller, policy, entry_point, warned_of=sender)
-    if named is None:
-        return None
-    scope, key = named
-    fingerprint = fingerprint_of(request, caller, policy)
-    _refuse_incomplete(request)
+    if lookup := getattr(request, LOOKUP, None):
+        scope, key, fingerprint = scope_of(caller, policy) or "", lookup.key, b""
+    else:
+        named = scope_and_key(request, caller, policy, entry_point, warned_of=sender)
+        if named is None:
+            return None
+        scope, key = named
+        fingerprint = fingerprint_of(request, caller, policy)
+        _refuse_incomplete(request)
     operation = Operation(
         key=key,
         scope=scope,
@@ -103,9 +134,9 @@ def identify(
         sender=sender,
         entry_point=entry_point,
         database=engine.routed(policy),
-        permits=_permits(caller, policy),
+        permits=policy.may_replay and _permits(caller, policy.may_replay),
     )
-    return keyed(operation)
+    return lookup(operation, policy) if lookup else keyed(operation)
 
 
 def scope_and_key(
@@ -116,25 +147,20 @@ def scope_and_key(
     *,
     warned_of: object = None,
 ) -> tuple[str, str] | None:
-    """Return what names the operation of a keyed request; ``None`` if its anonymous caller's key is ignored.
+    """Return what names the operation of a keyed request; ``None`` if its anonymous
+    caller's key is ignored.
 
     ``warned_of``: the view to name in a warning if its caller has no scope.
     """
-    scope = _scope(caller, policy)
+    scope = scope_of(caller, policy)
     if scope is None and _ignores_anonymous(policy, entry_point):
-        if warned_of and getattr(caller, "auth", None):  # the caller is not anonymous
-            _warn_of_missing_scope(
-                "was ignored, and the request runs unprotected", warned_of
-            )
         return None
-    header = request.META.get(conf().meta_name)
-    if header is None:
-        raise MissingKey
-    key = parse_key(header, strict=policy.keys.strict)
-    _refuse_unfit(key, policy)
+    key = key_of(request, policy, caller)
+    if key is None:
+        raise missing(policy)
     if scope is None:
         if warned_of:
-            _warn_of_missing_scope("was refused", warned_of)
+            _warn_of_missing_scope(warned_of)
         raise AnonymousKey
     return scope, key
 
@@ -146,8 +172,10 @@ def observed_operation(
     sender: object,
     entry_point: EntryPoint,
 ) -> Operation | None:
-    """Return the operation of a request that is only watched; ``None`` if it has no scope. ``key`` may be empty."""
-    scope = _scope(request, policy)
+    """Return the operation of a request that is only watched; ``None`` if it has no
+    scope. ``key`` may be empty.
+    """
+    scope = scope_of(request, policy)
     if scope is None:
         return None
     fingerprint = fingerprint_of(request, request, policy)
@@ -163,26 +191,7 @@ def observed_operation(
     )
 
 
-def _refuse_unfit(key: str, policy: Policy) -> None:
-    if len(key) < policy.keys.min_length:
-        raise MalformedKey(
-            gettext_noop(
-                "The idempotency key has %(length)d characters; this operation requires at least %(least)d."
-            ),
-            length=len(key),
-            least=policy.keys.min_length,
-        )
-    if policy.keys.pattern is not None and not policy.keys.pattern.fullmatch(key):
-        raise MalformedKey(
-            gettext_noop(
-                "The idempotency key %(key)s does not match %(pattern)s, which this operation requires."
-            ),
-            key=ascii(key),
-            pattern=policy.keys.pattern.pattern,
-        )
-
-
-def _warn_of_missing_scope(effect: str, sender: object) -> None:
+def _warn_of_missing_scope(sender: object) -> None:
     """Log that a caller has no scope, once for each view."""
     view = dotted_name(sender)
     if not is_due(f"scope_missing {view}", every=math.inf):
@@ -190,11 +199,11 @@ def _warn_of_missing_scope(effect: str, sender: object) -> None:
     log(
         logging.WARNING,
         "scope_missing",
-        "%s: a key %s, because its caller is not a user with a primary key. If such callers are authenticated, for "
-        "example by an API key, set a scope in the view's policy: a callable that takes the request and returns the id "
-        "of the caller's account.",
-        view,
-        effect,
+        "a key was refused, because its caller is not a user with a primary key."
+        " If such callers are authenticated, for example by an API key, set a scope in"
+        " the view's policy: a callable that takes the request and returns the id of"
+        " the caller's account.",
+        view=sender,
     )
 
 
@@ -204,9 +213,15 @@ def _ignores_anonymous(policy: Policy, entry_point: EntryPoint | None) -> bool:
     return policy.anonymous == "ignore"
 
 
-def _scope(caller: HttpRequest, policy: Policy) -> str | None:
+def scope_of(caller: HttpRequest, policy: Policy) -> str | None:
+    """Return whose key a request has by ``policy``; ``None`` if that is unknown."""
+    scope = _identity(caller, policy)
+    return with_path(scope, caller.path) if scope and policy.scope_path else scope
+
+
+def _identity(caller: HttpRequest, policy: Policy) -> str | None:
     if callable(policy.scope):
-        scope = _returned(policy.scope(caller), policy.scope)
+        scope = identifier(policy.scope(caller), policy.scope, "scope")
     else:
         scope = policy.scope or default_scope(caller, policy)
     if not scope:
@@ -214,7 +229,8 @@ def _scope(caller: HttpRequest, policy: Policy) -> str | None:
     if UNSTORABLE.search(scope):
         raise MalformedKey(
             gettext_noop(
-                "The scope %(scope)s of this request contains a character that can't be stored."
+                "The scope %(scope)s of this request contains a character that can't be"
+                " stored."
             ),
             scope=ascii(scope),
         )
@@ -224,19 +240,10 @@ def _scope(caller: HttpRequest, policy: Policy) -> str | None:
     return CUSTOM + scope
 
 
-def _returned(scope: object, function: Callable[..., object]) -> str | None:
-    if scope is None or isinstance(scope, str):
-        return scope
-    if isinstance(scope, int | UUID) and not isinstance(scope, bool):
-        return str(scope)
-    raise ImproperlyConfigured(
-        f"The scope callable {dotted_name(function)} returned {type(scope).__qualname__}. Return a string, an int or a "
-        "UUID that stays the same for a caller, or None for a caller who may not use keys."
-    )
-
-
 def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
-    """Raise ``ImproperlyConfigured`` for a scope that contains the request's credentials, which would be stored."""
+    """Raise ``ImproperlyConfigured`` for a scope that contains the request's
+    credentials, which would be stored.
+    """
     header = caller.META.get("HTTP_AUTHORIZATION", "")
     _scheme, _space, credentials = header.partition(" ")
     if any(
@@ -244,25 +251,22 @@ def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
         for secret in (header, credentials.strip())
     ):
         raise ImproperlyConfigured(
-            "The scope callable returns the credentials of the Authorization header, and scopes are stored in clear "
-            "text. Return something that stays the same when they are renewed, such as the id of the user or the "
-            "account."
+            "The scope callable returns the credentials of the Authorization header,"
+            " and scopes are stored in clear text. Return something that stays the same"
+            " when they are renewed, such as the id of the user or the account."
         )
 
 
 def default_scope(caller: HttpRequest, policy: Policy) -> str | None:
-    """Return the scope of a request whose policy sets none, which is that of its caller."""
+    """Return the scope of a request whose policy sets none, which is that of its
+    caller.
+    """
     return caller_scope(
         caller, None if callable(policy.using) else engine.alias(policy)
     )
 
 
-def _permits(
-    caller: HttpRequest, policy: Policy
-) -> Callable[[StoredRecord], object] | None:
-    if policy.may_replay is None:
-        return None
-    ask: Any = policy.may_replay
+def _permits(caller: HttpRequest, ask: Any) -> Callable[[StoredRecord], object]:
     return partial(async_to_sync(ask) if is_async(ask) else ask, caller)
 
 
@@ -273,7 +277,9 @@ def fingerprint_of(
     *,
     leave_out: Collection[str] = (),
 ) -> bytes:
-    """Return the fingerprint of ``request`` as ``policy`` has it. ``leave_out``: more fields that don't count."""
+    """Return the fingerprint of ``request`` as ``policy`` has it. ``leave_out``: more
+    fields that don't count.
+    """
     fingerprint = _of_content(request, caller, policy, leave_out)
     if not policy.compared_headers:
         return fingerprint
@@ -304,7 +310,7 @@ def _of_content(
 def _refuse_incomplete(request: HttpRequest) -> None:
     stated = _content_length(request)
     received = (
-        len(request.body)
+        len(request._body)
         if hasattr(request, "_body")
         else _read_so_far(request, stated)
     )
@@ -320,6 +326,8 @@ def _content_length(request: HttpRequest) -> int:
 
 
 def _read_so_far(request: HttpRequest, stated: int) -> int:
-    """Return how many bytes a form's parser has got from the server; ``stated`` if none has read, or none counts."""
+    """Return how many bytes a form's parser has got from the server; ``stated`` if none
+    has read, or none counts.
+    """
     position: int = getattr(getattr(request, "_stream", None), "_pos", 0)
     return position or stated

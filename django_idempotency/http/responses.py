@@ -1,17 +1,21 @@
-"""HttpResponse ⇄ StoredResponse: which part of a response is stored, and how it is replayed."""
+"""HttpResponse ⇄ StoredResponse: which part of a response is stored, and how it is
+replayed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from http.cookies import SimpleCookie
+from http.cookies import CookieError, Morsel, SimpleCookie
 from typing import Any
 
-from django.http import HttpResponse
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf
-from django_idempotency.values.outcomes import StoredResponse, is_header
+from django_idempotency.values.outcomes import StoredResponse, dotted_name, is_header
 from django_idempotency.values.policy import Policy
 from django_idempotency.values.problems import NO_STORE, NOT_STORED, Problem
 from django_idempotency.values.response_headers import (
@@ -26,21 +30,24 @@ REPLAYED = "Idempotent-Replayed"
 
 
 def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
-    """Return what is kept of a rendered response. A streaming or oversize body, or a file sent instead, is not kept.
+    """Return what is kept of a rendered response. A streaming or oversize body, or a
+    file sent instead, is not kept.
 
-    Neither is a page of REST framework's browsable API, whose forms hold the caller's CSRF token.
+    Neither is a page of REST framework's browsable API, whose forms hold the caller's
+    CSRF token.
     """
-    headers = tuple(
-        (name, value) for name, value in response.items() if may_be_stored(name)
-    )
+    sent = list(response.items())
+    headers = [header for header in sent if may_be_stored(header[0])]
     if policy.store_cookies:
-        headers += tuple(
+        headers += [
             ("Set-Cookie", morsel.OutputString())
             for morsel in response.cookies.values()
-        )
+        ]
     # With a header that can't be sent, a stored response would count as damaged.
-    sendable = tuple(header for header in headers if is_header(*header))
-    return StoredResponse(response.status_code, sendable, _body(response, policy))
+    sendable = tuple([header for header in headers if is_header(*header)])
+    in_file = not FILE_HEADERS.isdisjoint([name.lower() for name, _value in sent])
+    body = None if in_file else _body(response, policy)
+    return StoredResponse(response.status_code, sendable, body)
 
 
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
@@ -50,12 +57,8 @@ def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
         or is_browsable_page(response)
     ):
         return None
-    is_in_file = not FILE_HEADERS.isdisjoint(map(str.lower, response.headers))
-    return (
-        None
-        if is_in_file or len(response.content) > policy.body.limit
-        else response.content
-    )
+    content = response.content
+    return None if len(content) > policy.body.limit else content
 
 
 def is_browsable_page(response: Any) -> bool:
@@ -66,7 +69,8 @@ def is_browsable_page(response: Any) -> bool:
 def replay(
     response: StoredResponse, make: Callable[..., HttpResponse] = HttpResponse
 ) -> HttpResponse:
-    """Return the stored response, marked as a replay. One that was stored without its body says so.
+    """Return the stored response, marked as a replay. One that was stored without its
+    body says so.
 
     ``make``: the class of the response.
     """
@@ -79,8 +83,24 @@ def replay(
     replayed = _with_headers(response, headers, make)
     for name, value in response.headers:
         if name == "Set-Cookie":
-            replayed.cookies.update(SimpleCookie(value))
+            _set_cookie(replayed, value)
     return replayed
+
+
+def _set_cookie(response: HttpResponse, text: str) -> None:
+    """Set a cookie as it is stored. ``SimpleCookie.load`` would drop all attributes
+    that follow a path with a space or a letter beyond ASCII.
+    """
+    cookie, *attributes = text.split(";")
+    name, _, coded = cookie.partition("=")
+    morsel: Morsel[str] = Morsel()
+    with suppress(CookieError):  # damaged by hand
+        morsel.set(name, SimpleCookie().value_decode(coded)[0], coded)
+        for attribute in attributes:
+            key, is_pair, value = attribute.strip().partition("=")
+            if morsel.isReservedKey(key):
+                morsel[key] = value if is_pair else True
+        response.cookies[name] = morsel
 
 
 def _with_headers(
@@ -93,9 +113,8 @@ def _with_headers(
                 replayed.headers[name] = value
         return replayed
     replayed = make(response.body or b"", status=response.status, headers=headers)
-    if not any(
-        name.lower() == "content-type" for name in headers
-    ):  # Django adds its own
+    # Django adds its own
+    if "content-type" not in map(str.lower, headers):
         del replayed.headers["Content-Type"]
     return replayed
 
@@ -107,9 +126,46 @@ def problem_response(
     return make(response.body, status=response.status, headers=dict(response.headers))
 
 
-def mark_refusal(response: HttpResponseBase) -> None:
-    """Mark ``response`` for an outer entry point: it is not a view's response and must not be stored as one."""
-    response._idempotency_refusal = True  # type: ignore[attr-defined]
+def refusal(problem: Problem, request: HttpRequest, policy: Policy) -> HttpResponseBase:
+    """Return the response that refuses ``request``, made by the policy's ``problems``
+    if it has one.
+
+    Raises ``ImproperlyConfigured`` if that returns no response.
+    """
+    if policy.problems is None:
+        return as_refusal(problem_response(problem), problem)
+    response = policy.problems(problem, request)
+    if isinstance(response, HttpResponseBase):
+        return as_refusal(response, problem)
+    raise ImproperlyConfigured(
+        f"The problems callable {dotted_name(policy.problems)} returned"
+        f" {type(response).__qualname__}. Return an HttpResponse."
+    )
+
+
+def as_refusal(response: Any, problem: Problem) -> HttpResponseBase:
+    """Give ``response`` the headers of ``problem`` that it does not set, and mark it
+    for an outer entry point: it is no view's response and must not be stored as one.
+    """
+    for name, value in problem.headers(conf().problem_type_base_url):
+        response.headers.setdefault(name, value)
+    response._idempotency_refusal = True
+    return response  # type: ignore[no-any-return]
+
+
+def seal_of(response: Any) -> object:
+    """Return what is equal as long as nobody changes ``response``."""
+    headers, cookies = dict(response.headers._store), response.cookies.output()
+    names = tuple(vars(response))
+    return names, response.status_code, headers, cookies, response.content
+
+
+def restore(response: HttpResponse, fresh: HttpResponse) -> None:
+    """Make ``response`` what it was, as ``fresh`` is. Attributes for middleware, such
+    as those of ``xframe_options_exempt``, stay.
+    """
+    vars(response).pop("data", None)  # of REST framework, made of the content
+    vars(response).update(vars(fresh))
 
 
 def is_refusal(response: object) -> bool:

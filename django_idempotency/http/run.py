@@ -1,39 +1,54 @@
-"""The run of one request: it begins where the view's handler is called, and ends when the view has ended."""
+"""The run of one request: it begins where the view's handler is called, and ends when
+the view has ended.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency import engine
+from django_idempotency.http.closures import inside_method
 from django_idempotency.http.handlers import by_middleware
-from django_idempotency.http.requests import expect_request, identify, is_keyed
-from django_idempotency.http.responses import mark_refusal, problem_response, replay
+from django_idempotency.http.key_sources import has_key
+from django_idempotency.http.requests import (
+    context_of,
+    expect_request,
+    identify,
+    is_keyed,
+)
+from django_idempotency.http.responses import refusal, replay, restore, seal_of
 from django_idempotency.http.transactions import is_atomic_request, open_atomic_requests
+from django_idempotency.http.unprotected import is_unprotected, note, report
 from django_idempotency.http.verdicts import verdict_of, verdict_on
-from django_idempotency.reporting.logs import is_due, log
 from django_idempotency.values.exceptions import (
+    Hold,
     IdempotencyError,
+    MissingKey,
     ReplayForbidden,
     StoreUnavailable,
     TerminalFailure,
 )
+from django_idempotency.values.keys import DEFAULT_HEADER
 from django_idempotency.values.outcomes import (
     Duplicate,
     EntryPoint,
+    Fail,
+    OnHold,
     Operation,
     Replay,
     StoredResponse,
+    Unprotected,
     Verdict,
     dotted_name,
+    is_header,
 )
 from django_idempotency.values.policy import Policy
 from django_idempotency.values.problems import problem
@@ -45,12 +60,14 @@ Refused = Duplicate | IdempotencyError
 class RequestRun:
     """Responds to one request: runs its view once, or returns what came of it before.
 
-    ``perform(view)`` calls the view. The view calls its handler through ``guarded``, which claims the key: before that
-    come the checks that a replay must pass, and afterwards whatever the view makes of the handler's result, which is
-    stored. An async view is its own handler, and ``aperform`` does both.
+    ``perform(view)`` calls the view. The view calls its handler through ``guarded``,
+    which claims the key: before that come the checks that a replay must pass, and
+    afterwards whatever the view makes of the handler's result, which is stored. An
+    async view is its own handler, and ``aperform`` does both.
     """
 
     replayed_as: type[HttpResponse] = HttpResponse
+    is_rolled_back = False  # by what has handled an exception of the view
 
     def __init__(
         self,
@@ -67,12 +84,21 @@ class RequestRun:
         self.entry_point = entry_point
         self.is_keyed = is_keyed(request, policy)
         self.outer = running(request)
-        self.is_reached = False
+        self.key: str | None = None
         self.run: engine.Run | None = None
-        self.failure: TerminalFailure | None = None
+        self.transactional_on: str | None = None
+        # whether an exception would have undone the view's effects without a key
+        self.is_undone = False
+        self.failure: TerminalFailure | Hold | None = None
+        self.inside: engine.entered | None = None
         self.transactions: ExitStack | None = None
+        # the stored response, its replay, and what that is equal to as long as nobody
+        # changes it
+        self.replayed: tuple[StoredResponse, HttpResponse, object] | None = None
         if self.outer is None:
-            request.idempotency = None  # type: ignore[attr-defined]
+            if request.idempotency:  # type: ignore[attr-defined]  # an earlier run's
+                request.idempotency = engine.Unclaimed()  # type: ignore[attr-defined]
+            note(request, Unprotected.NO_HANDLER if self.is_keyed else None)
 
     # --- The view
 
@@ -99,11 +125,10 @@ class RequestRun:
             if self.run is not None:
                 self.run.end(error=error)
             raise
-        return self._end(returned, raised)
+        return self._finish(returned, raised)
 
     def guarded(self, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Claim the key and call the handler, or return what ``refuse`` returns."""
-        self.is_reached = True
         refused = self._enter(self._begin(engine.begin) if self.is_keyed else None)
         if refused is not None:
             return self.refuse(refused)
@@ -111,13 +136,15 @@ class RequestRun:
             self._open_transactions()
         try:
             return handler(*args, **kwargs)
-        except TerminalFailure as failure:
+        except (TerminalFailure, Hold) as failure:
             return self._failed(failure)
 
     async def aperform(self, view: Callable[[], Awaitable[Any]]) -> HttpResponseBase:
-        """``perform`` and ``guarded`` for async views, in lease mode only, because a transaction belongs to a thread.
+        """``perform`` and ``guarded`` for async views, in lease mode only, because a
+        transaction belongs to a thread.
 
-        The begin and the end are shielded from cancellation, so that a caller that hangs up can't undo them.
+        The begin and the end are shielded from cancellation, so that a caller that
+        hangs up can't undo them.
         """
         if self.policy.is_atomic:
             view_name = dotted_name(self.sender)
@@ -136,7 +163,7 @@ class RequestRun:
                         if refused is None
                         else self.refuse(refused)
                     )
-                except TerminalFailure as failure:
+                except (TerminalFailure, Hold) as failure:
                     returned = self.rendered(self._failed(failure))
                 except Exception as error:
                     returned = self.handled(error)
@@ -149,61 +176,85 @@ class RequestRun:
             if self.run is not None:
                 await engine.shielded(partial(self.run.end, error=error))
             raise
-        end = partial(self._end, returned, raised)
-        return end() if self.run is None else await engine.shielded(end)
+        finish = partial(self._finish, returned, raised)
+        waits = self.run is not None or is_unprotected(self.request, returned)
+        return await engine.shielded(finish) if waits else finish()
 
     async def _begin_waiting(self) -> engine.Run | Refused | None:
-        begun = await engine.shielded(
-            partial(self._begin, engine.begin_or_wait), undo=engine.give_back
+        return await engine.awaited(
+            partial(self._begin, engine.begin_or_wait),
+            lambda pending: self._unless_refused(
+                pending.operation, partial(engine.begin_again, pending)
+            ),
         )
-        with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
-            while isinstance(begun, engine.Pending):
-                await asyncio.sleep(begun.pause)
-                again = partial(
-                    self._unless_refused,
-                    begun.operation,
-                    partial(engine.begin_again, begun),
-                )
-                begun = await engine.shielded(again, undo=engine.give_back)
-        return begun
 
     def rendered(self, result: Any) -> HttpResponseBase:
-        """Return the response that the view's framework makes of what the view has returned."""
-        return cast("HttpResponseBase", result)
+        """Return the response that the view's framework makes of what the view has
+        returned.
+        """
+        response: HttpResponseBase = result
+        return response
 
     def handled(self, error: Exception) -> HttpResponseBase:
-        """Return the response that the view's framework makes of an exception inside the view, or raise it."""
+        """Return the response that the view's framework makes of an exception inside
+        the view, or raise it.
+        """
         raise error
 
     def refuse(self, outcome: Refused) -> HttpResponseBase:
-        """Return the response to a caller for whom the handler is not run. Raises an error that stands for none."""
+        """Return the response to a caller for whom the handler is not run. Raises an
+        error that stands for none.
+        """
         if isinstance(outcome, Replay):
-            return self.replay(outcome.response)
-        response = problem_response(problem(outcome))
-        mark_refusal(response)
+            replayed = self.replay(outcome.response)
+            self.replayed = outcome.response, replayed, seal_of(replayed)
+            return replayed
+        return refusal(problem(outcome), self.request, self.policy)
+
+    def echoed(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Return ``response`` with the key on it, if the policy says so."""
+        source = self.policy.key.source
+        name = source if isinstance(source, str) else DEFAULT_HEADER
+        key: Any = self.request.META.get(self.policy.key.meta_name, self.key)
+        if self.policy.echo_key and self.is_keyed and is_header(name, key):
+            response.headers[name] = key
         return response
 
     def replay(self, response: StoredResponse) -> HttpResponse:
         return replay(response, self.replayed_as)
 
     def _enter(self, begun: engine.Run | Refused | None) -> Refused | None:
-        """Let the view see its run, if one has begun. Return what its caller gets instead if it is not to run."""
-        if begun is None or isinstance(begun, Refused):
+        """Let the view see its run, if one has begun. Return what its caller gets
+        instead if it is not to run.
+        """
+        if isinstance(begun, Refused):
+            note(self.request, None)
             return begun
-        self.run = begun
-        if not self.is_undone:
-            begun.outlive_handled_errors()
-        begun.context.running = True
-        self.request.idempotency = begun.context  # type: ignore[attr-defined]
+        if begun is not None:
+            self.run = begun
+            using = self.transactional_on = begun.transactional_on
+            within = connections if using is None else (using,)
+            self.is_undone = any(
+                map(partial(is_atomic_request, request=self.request), within)
+            )
+            if not self.is_undone:
+                begun.outlive_handled_errors()
+            self.request.idempotency = begun.context  # type: ignore[attr-defined]
+        if self.run is not None or self.outer is None:
+            self.inside = engine.entered(self.request.idempotency)  # type: ignore[attr-defined]
+            self.inside.__enter__()
         return None
 
     def _leave(self) -> None:
+        if self.inside is not None:
+            self.inside.__exit__()
         if self.run is not None:
-            self.run.context.running = False
             self.request.idempotency = self.outer or self.run.context  # type: ignore[attr-defined]
 
     def _open_transactions(self) -> None:
-        """Open Django's transactions, unless an outer entry point has opened them for the same run."""
+        """Open Django's transactions, unless an outer entry point has opened them for
+        the same run.
+        """
         if self.transactions is not None and (
             self.run is not None or self.outer is None
         ):
@@ -211,20 +262,17 @@ class RequestRun:
                 self.transactions, self.request, but=self.transactional_on
             )
 
-    @property
-    def transactional_on(self) -> str | None:
-        return None if self.run is None else self.run.transactional_on
-
-    @property
-    def is_undone(self) -> bool:
-        """Whether an exception would have undone the view's effects if there had been no key."""
-        using = self.transactional_on
-        return using is not None and is_atomic_request(using, self.request)
-
-    def _failed(self, failure: TerminalFailure) -> HttpResponseBase:
-        """Give the view the response of a ``TerminalFailure``, which propagates once the view has ended."""
+    def _failed(self, failure: TerminalFailure | Hold) -> HttpResponseBase:
+        """Give the view the response of ``failure``, which propagates once the view has
+        ended.
+        """
+        if isinstance(failure, TerminalFailure):
+            self.failure = failure
+            return failure.response
+        if self.run is None:
+            raise failure
         self.failure = failure
-        return failure.response
+        return self.refuse(OnHold(failure.reason))
 
     def _raise_failure(self, response: HttpResponseBase) -> None:
         if self.failure is not None:
@@ -233,21 +281,29 @@ class RequestRun:
 
     # --- The begin
 
-    def _begin(
-        self, begin: Callable[[Operation, Policy], T]
-    ) -> T | IdempotencyError | None:
-        """Begin the run of the request's key; return ``None`` if the handler is to run without a claim of its own.
+    def _begin(self, begin: Callable[[Operation, Policy], T]) -> T | Refused | None:
+        """Begin the run of the request's key; return ``None`` if the handler is to run
+        without a claim of its own.
 
-        That is the case without a scope if the key is ignored then, without a store if the policy sets ``fail_open``,
-        and inside another entry point that has claimed the same record.
+        That is the case if a callable finds no key, without a scope if the key is
+        ignored then, without a store if the policy sets ``fail_open``, and inside
+        another entry point that has claimed the same record.
         """
         try:
-            operation = self.identify()
+            operation: Any = self.identify()
         except IdempotencyError as error:
-            return error
-        if operation is None or (
-            self.outer is not None and self.outer.claim.id == operation.id
-        ):
+            if self.policy.required or not isinstance(error, MissingKey):
+                return error
+            note(self.request, None)
+            return None
+        if isinstance(operation, Refused):  # by a lookup
+            return operation
+        if operation is None:
+            is_lost = has_key(self.request, self.policy)
+            note(self.request, Unprotected.NO_SCOPE if is_lost else None)
+            return None
+        self.key = operation.key
+        if self.outer is not None and self.outer.claim.id == operation.id:
             return None
         return self._unless_refused(operation, partial(begin, operation, self.policy))
 
@@ -266,31 +322,39 @@ class RequestRun:
         try:
             return begin()
         except StoreUnavailable as error:
-            if error.claimed or not self.policy.fail_open:
+            if not (error.fails_open and self.policy.fail_open):
                 return error
-            log(
-                logging.ERROR,
-                "unprotected",
-                "idempotency record %s: the store can't be reached, so it runs unprotected, as the policy says",
-                operation.id,
-                operation=operation,
-            )
+            note(self.request, Unprotected.FAIL_OPEN, operation)
             return None
         except IdempotencyError as error:
             return error
 
     # --- The end
 
-    def _end(
+    def _finish(
         self, response: HttpResponseBase | None, raised: Exception | None
     ) -> HttpResponseBase:
-        """End the run with what the view has returned or raised, and return the response to send, or raise."""
+        """End the run with what the view has returned or raised, and return the
+        response to send, or raise.
+        """
+        if self.replayed is not None:  # decorators have seen it, but don't change it
+            stored, replayed, seal = self.replayed
+            if seal_of(replayed) != seal:
+                restore(replayed, self.replay(stored))
+            return replayed
         if self.run is None:
             if isinstance(raised, TerminalFailure) and self.outer is None:
                 return raised.response
             if raised is not None:
                 raise raised
-            return cast("HttpResponseBase", response)
+            report(
+                self.request,
+                response,
+                self.sender,
+                self.entry_point,
+                self.policy,
+            )
+            return response  # type: ignore[return-value]
         verdict: Verdict | None = None
         try:
             verdict, response = self._verdict(self.run, response, raised)
@@ -300,12 +364,8 @@ class RequestRun:
         except BaseException as error:
             self.run.end(error=error)
             raise
-        refused = _end_with(self.run, verdict, raised)
-        return (
-            cast("HttpResponseBase", response)
-            if refused is None
-            else self.refuse(refused)
-        )
+        refused = _finish_run(self.run, verdict, raised)
+        return response if refused is None else self.refuse(refused)  # type: ignore[return-value]
 
     def _verdict(
         self,
@@ -313,35 +373,41 @@ class RequestRun:
         response: HttpResponseBase | None,
         raised: Exception | None,
     ) -> tuple[Verdict, HttpResponseBase | None]:
-        """Return what the view's end means for its record, and its response; none if Django makes that of ``raised``.
+        """Return what the view's end means for its record, and its response; none if
+        Django makes that of ``raised``.
 
-        The response is that of a ``TerminalFailure`` or of a middleware if the view has ``raised``. It is rendered.
+        The response is that of a ``TerminalFailure`` or of a middleware if the view has
+        ``raised``. It is rendered.
         """
-        run.context.ending = (
-            True  # else a claim meanwhile would take the run for one that nobody ends
-        )
+        # else a claim meanwhile would take the run for one that nobody ends
+        run.context.responding = True
         try:
             is_terminal, undone = (
                 isinstance(raised, TerminalFailure),
-                self.is_undone and raised is not None,
+                self.is_rolled_back or (self.is_undone and raised is not None),
             )
+            if isinstance(raised, Hold) and raised.response is not None:
+                return Fail(raised.reason, on_hold=True), raised.response
             if isinstance(raised, TerminalFailure):
                 response = raised.response
             elif raised is not None:
                 response = by_middleware(self.request, raised, run.transactional_on)
                 if response is None:
                     return verdict_on(raised, run.policy, rollback=undone), None
-            return verdict_of(
-                run, response, terminal=is_terminal, rollback=undone
-            ), response
+            return (
+                verdict_of(run, response, terminal=is_terminal, rollback=undone),
+                response,
+            )
         finally:
-            run.context.ending = False
+            run.context.responding = False
 
 
 def guard(
     view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_async: bool
 ) -> Callable[..., Any]:
-    """Return ``view`` behind its entry point. ``run_of``: returns the run of a request, with the view's arguments."""
+    """Return ``view`` behind its entry point. ``run_of``: returns the run of a request,
+    with the view's arguments.
+    """
     if is_async:
 
         @wraps(view)
@@ -349,24 +415,36 @@ def guard(
             request: HttpRequest, *args: Any, **kwargs: Any
         ) -> HttpResponseBase:
             run = run_of(request, kwargs)
-            return await run.aperform(partial(view, request, *args, **kwargs))
+
+            def inner(handler: Callable[..., Any]) -> Callable[..., Any]:
+                return lambda *args, **kwargs: run.aperform(
+                    partial(handler, *args, **kwargs)
+                )
+
+            response: HttpResponseBase = await inside_method(view, inner)(
+                request, *args, **kwargs
+            )
+            return run.echoed(response)
 
         return aguarded
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         run = run_of(request, kwargs)
-        return run.perform(partial(run.guarded, view, request, *args, **kwargs))
+        inner = inside_method(view, lambda handler: partial(run.guarded, handler))
+        return run.echoed(run.perform(partial(inner, request, *args, **kwargs)))
 
     return guarded
 
 
-def _end_with(
+def _finish_run(
     run: engine.Run, verdict: Verdict | None, raised: Exception | None
 ) -> Refused | None:
-    """End the run with a verdict, and raise what was ``raised`` again. Without a verdict, that was not expected.
+    """End the run with a verdict, and raise what was ``raised`` again. Without a
+    verdict, that was not expected.
 
-    Return what the caller gets instead if another attempt took over, or if the store failed.
+    Return what the caller gets instead if another attempt took over, or if the store
+    failed.
     """
     try:
         lost = run.end(verdict, error=raised)
@@ -379,35 +457,9 @@ def _end_with(
     return lost
 
 
-def report_unguarded(
-    view: type, request: HttpRequest, policy: Policy, response: object
-) -> None:
-    """Report a success without a call of the handler, around which the entry point is, if ``request`` is keyed.
-
-    Raises ``ImproperlyConfigured`` if the key is required. Otherwise, it is logged, once a minute at most for a view.
-    """
-    if (
-        not is_keyed(request, policy)
-        or not 200 <= getattr(response, "status_code", 0) < 300
-    ):
-        return
-    name = dotted_name(view)
-    if policy.required:
-        raise ImproperlyConfigured(
-            f"{name} ran unprotected: its dispatch() returned a response to {request.method} without calling a "
-            "handler, around which the entry point is. Call super().dispatch(). A class that is not of REST framework "
-            "needs no handler."
-        )
-    if is_due(f"unprotected {name}"):
-        log(
-            logging.ERROR,
-            "unprotected",
-            "%s runs unprotected: its dispatch() does not call the handler",
-            name,
-        )
-
-
 def running(request: HttpRequest) -> engine.Context | None:
-    """Return the context in which ``request`` is running already, inside another entry point; ``None`` outside."""
-    context: engine.Context | None = getattr(request, "idempotency", None)
-    return context if context is not None and context.running else None
+    """Return the context in which ``request`` is running already, inside another entry
+    point; ``None`` outside.
+    """
+    seen = context_of(request)
+    return seen if isinstance(seen, engine.Context) and seen.running else None

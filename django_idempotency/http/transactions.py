@@ -1,4 +1,6 @@
-"""``ATOMIC_REQUESTS``: entry points open Django's transactions themselves, because claims are made outside of them."""
+"""``ATOMIC_REQUESTS``: entry points open Django's transactions themselves, because
+claims are made outside of them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 
 class NonAtomic(set[str]):
-    """Set as ``_non_atomic_requests`` on an entry point, so that Django opens no transaction in any database.
+    """Set as ``_non_atomic_requests`` on an entry point, so that Django opens no
+    transaction in any database.
 
-    Its items are the databases in which the view itself wants none, by ``non_atomic_requests`` below or above the entry
-    point.
+    Its items are the databases in which the view itself wants none, by
+    ``non_atomic_requests`` below or above the entry point.
     """
 
     def __contains__(self, using: object) -> bool:
@@ -31,15 +34,18 @@ def _stated_on(view: Any) -> set[str]:
     return set(getattr(view, "_non_atomic_requests", ()))
 
 
-def take_over_atomic_requests(entry_point: V) -> V:
-    """Keep Django from opening its transactions around ``entry_point``, which opens them itself."""
+def without_atomic_requests(entry_point: V) -> V:
+    """Keep Django from opening its transactions around ``entry_point``, which opens
+    them itself.
+    """
     entry_point._non_atomic_requests = NonAtomic(_stated_on(entry_point))  # type: ignore[attr-defined]
     return entry_point
 
 
 class ProtectedClass:
-    # A base of protected classes of views. ``idempotent_dispatch`` puts the entry point inside the ``dispatch`` of the
-    # other bases. No docstring: schema generators would show it as the description of every view without one.
+    # A base of protected classes of views. ``idempotent_dispatch`` puts the entry point
+    # inside the ``dispatch`` of the other bases. No docstring: schema generators would
+    # show it as the description of every view without one.
 
     idempotency_policy: Policy = Policy()
     idempotency_entry_point: EntryPoint
@@ -48,28 +54,43 @@ class ProtectedClass:
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         view = super().as_view(*args, **initkwargs)  # type: ignore[misc]
-        if (
-            cls.dispatch is ProtectedClass.dispatch
-        ):  # Django has copied nothing from the one that it hides
+        # Django has copied nothing from the one that it hides
+        if cls.dispatch is ProtectedClass.dispatch:
             vars(view).update(vars(super().dispatch) | vars(view))  # type: ignore[misc]
-        return take_over_atomic_requests(view)
+        return without_atomic_requests(view)
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return self.idempotent_dispatch(super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
 
 
 def is_atomic_request(using: str, request: HttpRequest) -> bool:
-    """Whether Django would open a transaction on ``using`` around the view of ``request``."""
+    """Whether Django would open a transaction on ``using`` around the view of
+    ``request``.
+    """
     if not connections.settings[using]["ATOMIC_REQUESTS"]:
         return False
     match = request.resolver_match  # none if a test calls a view
     return match is None or using not in _stated_on(match.func)
 
 
+def is_marked_for_rollback() -> bool:
+    """Whether a transaction that ``ATOMIC_REQUESTS`` asks for will be rolled back, as
+    REST framework wants for exceptions.
+    """
+    return any(
+        each.settings_dict["ATOMIC_REQUESTS"]
+        and each.in_atomic_block
+        and each.get_rollback()
+        for each in connections.all(initialized_only=True)
+    )
+
+
 def open_atomic_requests(
     stack: ExitStack, request: HttpRequest, *, but: str | None
 ) -> None:
-    """Open the transactions that ``ATOMIC_REQUESTS`` asks for, except in ``but``, where one is open already."""
+    """Open the transactions that ``ATOMIC_REQUESTS`` asks for, except in ``but``, where
+    one is open already.
+    """
     for using in connections:
         if using != but and is_atomic_request(using, request):
             stack.enter_context(transaction.atomic(using=using))

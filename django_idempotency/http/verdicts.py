@@ -32,19 +32,23 @@ def verdict_for(
 ) -> Verdict:
     """Return what a response means for its record.
 
-    ``terminal``: it is that of a ``TerminalFailure``, which undoes the effects and is stored whatever the policy.
-    ``rollback``: without a key, the effects would have been undone.
+    ``terminal``: it is that of a ``TerminalFailure``, which undoes the effects and is
+    stored whatever the policy. ``rollback``: without a key, the effects would have been
+    undone.
     """
     status = response.status
     if status in policy.release_statuses and not terminal:
         return Release(rollback=rollback or policy.mode.on_release == "rollback")
     if status in policy.retry_statuses and not terminal:
         return Fail(f"status {status}")
+    if rollback and status < 400:  # an exception that is answered as a success
+        return Release(rollback=True)
     return Keep(response, failure=status >= 400, rollback=rollback or terminal)
 
 
 def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> Verdict:
-    """Return what an exception means for the record if Django, not the view, turns it into a response.
+    """Return what an exception means for the record if Django, not the view, turns it
+    into a response.
 
     ``rollback``: without a key, the exception would have undone the effects.
     """
@@ -65,23 +69,28 @@ def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> V
 def verdict_of(
     run: Run, response: Any, *, terminal: bool = False, rollback: bool = False
 ) -> Verdict:
-    """Render what a view has returned, and return what it means. ``terminal``, ``rollback``: as for ``verdict_for``.
+    """Render what a view has returned, and return what it means. ``terminal``,
+    ``rollback``: as for ``verdict_for``.
 
-    Raises what rendering raises. The effects have happened by then, so ``run.verdict`` is set before.
+    Raises what rendering raises. The effects have happened by then, so ``run.verdict``
+    is set.
     """
     if not isinstance(response, HttpResponseBase):
         raise TypeError(
-            f"The view returned {type(response).__name__}, not an HttpResponse: there is no response to store. Apply "
-            "the entry point where there is one (outside the code that turns a result into a response)."
+            f"The view returned {type(response).__name__}, not an HttpResponse: there"
+            " is no response to store. Apply the entry point where there is one"
+            " (outside the code that turns a result into a response)."
         )
-    if is_refusal(
-        response
-    ):  # of another entry point inside the view, whose operation is not done
+    # of another entry point inside the view, whose operation is not done
+    if is_refusal(response):
         return Fail(gettext_noop("refused inside"))
     verdict = partial(
         verdict_for, policy=run.policy, terminal=terminal, rollback=rollback
     )
     if not getattr(response, "is_rendered", True):
-        run.verdict = verdict(StoredResponse(response.status_code, body=None))
-        response.render()  # type: ignore[attr-defined]
+        try:
+            response.render()  # type: ignore[attr-defined]
+        except BaseException:
+            run.verdict = verdict(StoredResponse(response.status_code, body=None))
+            raise
     return verdict(stored(response, run.policy))

@@ -57,12 +57,16 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """``fields``: names of figures, by percentile if there are several. ``unit``: as in the Unified Code for Units."""
+    """``fields``: names of figures, by the value of the label ``by`` if there are
+    several; if there are none, each figure has its own name. ``unit``: as in the
+    Unified Code for Units.
+    """
 
     name: str
     meaning: str
     fields: Mapping[str, str]
     unit: str = field(default="{record}", kw_only=True)
+    by: str = field(default="percentile", kw_only=True)
 
 
 def events_of(family: Family | None) -> tuple[Event, ...]:
@@ -74,12 +78,14 @@ def counters_of(family: Family | None) -> Iterator[Counter]:
     given = LABELS if family is None else (family.label,)
     for name, events in groupby(events_of(family), key=lambda event: event.name):
         first = next(events)
-        yield Counter(
-            name, REJECTED if first.reason else first.meaning, (*given, *first.labels)
-        )
+        meaning = BY_REASON.get(name, first.meaning)
+        yield Counter(name, meaning, (*given, *first.labels))
 
 
-REJECTED = "A request was neither run nor replayed, by reason."
+BY_REASON = {
+    "request_rejected": "A request was neither run nor replayed, by reason.",
+    "request_unprotected": "A request ran unprotected despite its key, by reason.",
+}
 RUN = Duration(
     "run",
     "how long runs took, from the claim until the outcome was written",
@@ -98,55 +104,71 @@ def _gauges() -> Iterator[Gauge]:
 GAUGES = tuple(_gauges())
 TABLE_UP = Gauge(
     "table_up",
-    "1 if the figures of the table could be read, 0 if not and they are left out",
-    {"": "up"},
+    "1 if these figures could be read, 0 if not and they are left out",
+    {},
     unit="{table}",
+    by="figures",
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GaugeFamily:
-    """Figures of records or of a wing. ``read`` gets a database's alias, and returns them by the value of ``label``."""
+    """Figures of records or of a wing. ``read`` gets a database's alias, and returns
+    them by the value of ``label``, or by those of several. ``name``: what the figures
+    are of, in ``table_up``.
+    """
 
-    label: str
+    name: str
+    label: str | tuple[str, ...]
     gauges: tuple[Gauge, ...]
-    read: Callable[[str], Mapping[str, Figures]]
+    read: Callable[[str], Mapping[Any, Figures]]
+
+    def labels(self, value: Any) -> dict[str, str]:
+        if isinstance(self.label, str):
+            return {self.label: value}
+        return dict(zip(self.label, value, strict=True))
 
 
-UP: dict[str, float | None] = {"up": 1}
-DOWN: dict[str, float | None] = {"up": 0}
 RECORDS = GaugeFamily(
-    "database", (*GAUGES, TABLE_UP), lambda using: {using: stats(using=using) | UP}
+    "records", "database", GAUGES, lambda using: {using: stats(using=using)}
 )
-gauge_families = Registry(RECORDS)
-register = gauge_families.register  # has every adapter report a family
+UP = GaugeFamily("", "database", (TABLE_UP,), lambda _using: {})
+gauge_families = Registry(UP, RECORDS)
 
 
 UNITS = {"s": "_seconds", "By": "_bytes"}
 
 
 def in_prometheus(metric: Counter | Duration | Gauge) -> str:
-    """Return the metric's name in Prometheus, such as ``idempotency_table_size_bytes``."""
+    """Return the metric's name in Prometheus, such as
+    ``idempotency_table_size_bytes``.
+    """
     unit = "_total" if isinstance(metric, Counter) else UNITS.get(metric.unit, "")
     return f"{PREFIX}_{metric.name}{unit}"
 
 
 def in_opentelemetry(metric: Counter | Duration | Gauge) -> str:
-    """Return the metric's name in OpenTelemetry, such as ``idempotency.table_size``. The unit is separate."""
+    """Return the metric's name in OpenTelemetry, such as ``idempotency.table_size``.
+    The unit is separate.
+    """
     return f"{PREFIX}.{metric.name}"
 
 
 def labels(
     family: Family | None, sender: Any, operation: Operation | None = None
 ) -> dict[str, str]:
-    """Return the labels of an event's count, without its reason. They never contain a key or a scope."""
+    """Return the labels of an event's count, without its reason. They never contain a
+    key or a scope.
+    """
     if operation is None:
         return {} if family is None else {family.label: sender}
     return {"entry_point": str(operation.entry_point or ""), "view": operation.view}
 
 
 class Instruments(ABC):
-    """Counts every event and times runs, with the instruments of one monitoring system."""
+    """Counts every event and times runs, with the instruments of one monitoring
+    system.
+    """
 
     def __init__(self) -> None:
         self.counters: dict[str, Any] = {}
@@ -185,17 +207,18 @@ class Instruments(ABC):
             self.time(named["seconds"], given)
 
 
-# --- Figures of the table --------------------------------------------------------------------------------------------
+# --- Figures of the table -------------------------------------------------------------
 
 FRESH = 15.0  # seconds for which figures are reused, however often they are requested
 LONGEST = 2  # seconds that a statement may take
 
 # What could be read of each family, by the value of its label.
-Reading = dict[GaugeFamily, Mapping[str, Figures]]
+Reading = dict[GaugeFamily, Mapping[Any, Figures]]
 
 
 class Table:
-    """The figures of one database or store. They are read so rarely, and with such a limit, that scrapes can't harm it.
+    """The figures of one database or store. They are read so rarely, and with such a
+    limit, that scrapes can't harm it.
 
     ``read``: returns a reading, or raises.
     """
@@ -208,10 +231,11 @@ class Table:
         self._reading: Reading = {}
 
     def reading(self) -> Reading:
-        """Return a reading at most ``FRESH`` seconds old; an empty one if there was none in time."""
-        if not self._lock.acquire(
-            timeout=LONGEST
-        ):  # another scrape is waiting already; one is enough
+        """Return a reading at most ``FRESH`` seconds old; an empty one if there was
+        none in time.
+        """
+        # another scrape is waiting already; one is enough
+        if not self._lock.acquire(timeout=LONGEST):
             return {}
         try:
             if time.monotonic() - self._read_at >= FRESH:
@@ -242,17 +266,22 @@ os.register_at_fork(after_in_child=_tables.clear)
 
 def figures() -> Reading:
     """Return the figures of every database with records and of every store outside."""
-    reads = {using: partial(_read, using) for using in databases()}
-    reads |= {
-        labelled(alias): partial(_read_store, alias) for alias in outside_stores()
+    of_database = tuple(family for family in gauge_families if family is not UP)
+    reads: dict[str, tuple[Callable[[], Reading], tuple[GaugeFamily, ...]]] = {
+        using: (partial(_read, using), of_database) for using in databases()
     }
-    found: dict[GaugeFamily, dict[str, Figures]] = {
+    reads |= {
+        labelled(alias): (partial(_read_store, alias), (RECORDS,))
+        for alias in outside_stores()
+    }
+    found: dict[GaugeFamily, dict[Any, Figures]] = {
         family: {} for family in gauge_families
     }
-    for name, read in reads.items():
+    for name, (read, wanted) in reads.items():
         reading = _tables.setdefault(name, Table(name, read)).reading()
-        for family, of_family in ({RECORDS: {name: DOWN}} | reading).items():
+        for family, of_family in reading.items():
             found[family].update(of_family)
+        found[UP][name] = {family.name: int(family in reading) for family in wanted}
     return {**found}
 
 
@@ -261,26 +290,30 @@ def samples(
 ) -> Iterator[tuple[dict[str, str], float]]:
     """Yield the labels and the value of each sample of ``gauge``."""
     for value, of_value in reading[family].items():
-        for percentile, name in gauge.fields.items():
+        for of_label, name in (
+            gauge.fields or {name: name for name in of_value}
+        ).items():
             if (number := of_value.get(name)) is not None:
                 yield (
-                    {family.label: value}
-                    | ({"percentile": percentile} if percentile else {}),
+                    family.labels(value) | ({gauge.by: of_label} if of_label else {}),
                     number,
                 )
 
 
 def _read(using: str) -> Reading:
-    """Read each family for itself, so that a table that is too large hides no figures but its own."""
+    """Read each family for itself, so that a table that is too large hides no figures
+    but its own.
+    """
     connection = connections[using]
     # A scrape may run in a thread whose connections Django does not close.
     with closing(connection) if connection.connection is None else nullcontext():
         connection.ensure_connection()
         read = {
             family: _unless_down(
-                f"{using} by {family.label}", partial(_in_time, using, family.read)
+                f"{family.name} in {using}", partial(_in_time, using, family.read)
             )
             for family in gauge_families
+            if family is not UP
         }
     return {
         family: of_family for family, of_family in read.items() if of_family is not None
@@ -293,4 +326,4 @@ def _in_time(using: str, read: Callable[[str], T]) -> T:
 
 
 def _read_store(alias: str) -> Reading:
-    return {RECORDS: {labelled(alias): alarms_of_store(alias, seconds=LONGEST) | UP}}
+    return {RECORDS: {labelled(alias): alarms_of_store(alias, seconds=LONGEST)}}

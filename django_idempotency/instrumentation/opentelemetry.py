@@ -23,7 +23,7 @@ from django_idempotency.instrumentation.metrics import (
     labels,
     samples,
 )
-from django_idempotency.reporting.events import Event, Family, listen
+from django_idempotency.reporting.events import Event, Family, receivers
 from django_idempotency.values.outcomes import Operation
 
 # The other events are verdicts about a run.
@@ -31,8 +31,10 @@ OUTCOMES = ("key_claimed", "key_taken_over", "response_replayed", "request_rejec
 
 
 def install(meter_provider: MeterProvider | None = None) -> None:
-    """Count with ``meter_provider``, by default that of the process, and mark spans. A second call changes nothing."""
-    listen(_instruments(meter_provider).receive)
+    """Count with ``meter_provider``, by default that of the process, and mark spans. A
+    second call changes nothing.
+    """
+    receivers.register(_instruments(meter_provider).receive)
 
 
 class _Instruments(Instruments):

@@ -28,17 +28,21 @@ from django_idempotency.instrumentation.metrics import (
     in_prometheus,
     samples,
 )
-from django_idempotency.reporting.events import Event, Family, listen
+from django_idempotency.reporting.events import Event, Family, receivers
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
-    """Count into ``registry`` from now on, and add the figures of the table to it. A second call changes nothing."""
-    listen(_counts(registry).receive)
+    """Count into ``registry`` from now on, and add the figures of the table to it. A
+    second call changes nothing.
+    """
+    receivers.register(_counts(registry).receive)
 
 
 @non_atomic_requests
 def scrape(request: HttpRequest) -> HttpResponse:
-    """Respond as ``unguarded_scrape`` to requests with one of ``METRICS_TOKENS`` as bearer token; else with 401."""
+    """Respond as ``unguarded_scrape`` to requests with one of ``METRICS_TOKENS`` as
+    bearer token; else with 401.
+    """
     scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
     known = [
         constant_time_compare(token.strip(), known) for known in conf().metrics_tokens
@@ -56,9 +60,11 @@ def scrape(request: HttpRequest) -> HttpResponse:
 
 @non_atomic_requests
 def unguarded_scrape(request: HttpRequest) -> HttpResponse:
-    """Respond to ``request`` with all metrics of this process. Use it only for a URL that only Prometheus can reach.
+    """Respond to ``request`` with all metrics of this process. Use it only for a URL
+    that only Prometheus can reach.
 
-    With ``PROMETHEUS_MULTIPROC_DIR``, respond with those of all processes that share the directory.
+    With ``PROMETHEUS_MULTIPROC_DIR``, respond with those of all processes that share
+    the directory.
     """
     registry = REGISTRY
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -123,7 +129,9 @@ class _Counts(Instruments):
         self.run.labels(**given).observe(seconds)
 
     def _start_at_zero(self, given: dict[str, str], family: Family | None) -> None:
-        """Create all counts with 0, so that Prometheus sees an increase when a rare event first happens."""
+        """Create all counts with 0, so that Prometheus sees an increase when a rare
+        event first happens.
+        """
         if (values := tuple(given.values())) in self.known:
             return
         self.known.add(values)

@@ -1,7 +1,8 @@
 """Maintenance: free stuck keys and keep the table small.
 
-Each pass runs in batches, and each batch is a short transaction of its own. A pass that is killed at any point loses
-nothing, and two passes that run at once do nothing twice. Times are the database's.
+Each pass runs in batches, and each batch is a short transaction of its own. A pass that
+is killed at any point loses nothing, and two passes that run at once do nothing twice.
+Times are the database's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Describe a record to operators: what it is, what happens by itself, what is safe to do now, and what has happened."""
+"""Describe a record to operators: what it is, what happens by itself, what is safe to
+do now, and what has happened.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.maintenance import history
+from django_idempotency.maintenance.companions import companions
 from django_idempotency.maintenance.formatting import age
 from django_idempotency.models import LIVE, Status
 from django_idempotency.values.policy import Atomic, Lease
 from django_idempotency.values.printable import printable
+from django_idempotency.values.rules import is_for_good
 
 
 class Standing(TextChoices):
-    """How a record stands, for an operator. The value is for programs, the label for people."""
+    """How a record stands, for an operator. The value is for programs, the label for
+    people.
+    """
 
     RUNNING = "running", _("running")
     LAPSED = "lapsed", _("lapsed")
@@ -33,7 +39,8 @@ class Standing(TextChoices):
 
 
 def standing_of(record: Any) -> Standing:
-    """Return how a record that was read with ``now`` and ``locked`` (``RowLocked``) stands. Pure.
+    """Return how a record that was read with ``now`` and ``locked`` (``RowLocked``)
+    stands. Pure.
 
     A locked row means that an owner is at work.
     """
@@ -51,7 +58,9 @@ def standing_of(record: Any) -> Standing:
 
 
 def seconds_of(record: Any) -> float:
-    """Return for how many seconds the record has been in its state: since its claim, or since its end."""
+    """Return for how many seconds the record has been in its state: since its claim, or
+    since its end.
+    """
     seconds: float = (
         record.now - (record.locked_at or record.updated_at)
     ).total_seconds()
@@ -59,7 +68,8 @@ def seconds_of(record: Any) -> float:
 
 
 def shown_reason(record: Any) -> str:
-    """Return the reason of ``record``, printable and in the active language; empty if it has none.
+    """Return the reason of ``record``, printable and in the active language; empty if
+    it has none.
 
     Reasons are stored and logged in English.
     """
@@ -68,7 +78,9 @@ def shown_reason(record: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Printable sentences: ``what`` a record is, what happens ``by_itself``, and what is ``safe`` to do now."""
+    """Printable sentences: ``what`` a record is, what happens ``by_itself``, and what
+    is ``safe`` to do now.
+    """
 
     what: str | Promise
     by_itself: str | Promise
@@ -79,12 +91,14 @@ _NEXT_RUNS = _(
     "The next request with the key runs again; without one, the reaper frees it."
 )
 _RETRY_IS_SAFE = _(
-    "Nothing has to be done. A retry is safe as far as this database goes: what the owner wrote here was rolled back."
+    "Nothing has to be done. A retry is safe as far as this database goes: what the"
+    " owner wrote here was rolled back."
 )
 _IT_HAS_ENDED = _("Nothing has to be done, and nothing can be done: it has ended.")
 
-# What ``advice`` says in each case. ``age`` and ``claimed`` are for how long a record has been so, ``left``
-# and ``late`` are the time until and since the end of its lease or of its retention, and ``lapsed`` is one of these:
+# What ``advice`` says in each case. ``age`` and ``claimed`` are for how long a record
+# has been so, ``left`` and ``late`` are the time until and since the end of its lease
+# or of its retention, and ``lapsed`` is one of these:
 ONCE_LAPSED = {
     True: _("The next request with the key, or the reaper, puts it on hold."),
     False: _NEXT_RUNS,
@@ -92,28 +106,49 @@ ONCE_LAPSED = {
 ADVICE = {
     "on hold": Advice(
         _(
-            "On hold for %(age)s: it is not known whether the operation took place (%(reason)s)."
+            "On hold for %(age)s: it is not known whether the operation took place"
+            " (%(reason)s)."
         ),
         _(
-            "Nothing. It never runs again and is never deleted. Retries get 409 until an operator decides."
+            "Nothing. It never runs again and is never deleted. Retries get 409 until"
+            " an operator decides."
         ),
         _(
-            "Find out whether the operation took place. If it did, resolve it with its response. If it did not, "
-            "allow a retry. If it must no longer take place, mark it as failed."
+            "Find out whether the operation took place. If it did, resolve it with its"
+            " response. If it did not, allow a retry. If it must no longer take place,"
+            " mark it as failed."
         ),
     ),
     "free to retry": Advice(
         _("Free to retry: the last run failed %(age)s ago (%(reason)s)."),
         _(
-            "The next request with the key runs again. Without one, the record is deleted eventually."
+            "The next request with the key runs again. Without one, the record is"
+            " deleted once its retention is over."
         ),
         _(
-            "Nothing has to be done. If it must never run again, mark it as failed or resolve it."
+            "Nothing has to be done. If it must never run again, mark it as failed or"
+            " resolve it."
+        ),
+    ),
+    "unfinished": Advice(
+        _("Free to retry: the last run failed %(age)s ago (%(reason)s)."),
+        _(
+            "The next request with the key runs again. Without one, the record stays:"
+            " the operation may be done in part."
+        ),
+        _(
+            "Nothing has to be done. If it must never run again, mark it as failed or"
+            " resolve it."
         ),
     ),
     "ended": Advice(
         _("It got its response, %(status)s, %(age)s ago."),
         _("Every retry gets this response for another %(left)s."),
+        _IT_HAS_ENDED,
+    ),
+    "ended for good": Advice(
+        _("It got its response, %(status)s, %(age)s ago."),
+        _("Every retry gets this response, for good: the record is never deleted."),
         _IT_HAS_ENDED,
     ),
     "expired": Advice(
@@ -123,21 +158,24 @@ ADVICE = {
     ),
     "leased": Advice(
         _(
-            "In flight for %(claimed)s; its lease ends in %(left)s, so its owner may be alive."
+            "In flight for %(claimed)s; its lease ends in %(left)s, so its owner may be"
+            " alive."
         ),
         _(
-            "The owner renews the lease while it runs, and then ends. If it does not: %(lapsed)s"
+            "The owner renews the lease while it runs, and then ends. If it does not:"
+            " %(lapsed)s"
         ),
         _("Wait. If the owner is well but does not renew its lease, extend the lease."),
     ),
     "lapsed": Advice(
         _(
-            "Stuck: in flight for %(claimed)s, and its lease ran out %(late)s ago. Its owner is gone, or cut off."
+            "Stuck: in flight for %(claimed)s, and its lease ran out %(late)s ago. Its"
+            " owner is gone, or cut off."
         ),
         "%(lapsed)s",
         _(
-            "If that is soon, wait for it. Before you allow a retry, resolve it or mark it as failed, find out "
-            "whether the operation took place."
+            "If that is soon, wait for it. Before you allow a retry, resolve it or mark"
+            " it as failed, find out whether the operation took place."
         ),
     ),
     "started": Advice(
@@ -145,34 +183,41 @@ ADVICE = {
     ),
     "locked": Advice(
         _(
-            "In flight for %(claimed)s: a transaction has its row locked, so its owner is alive."
+            "In flight for %(claimed)s: a transaction has its row locked, so its owner"
+            " is alive."
         ),
         _(
-            "When that transaction ends, the response is stored, or nothing is left of the run."
+            "When that transaction ends, the response is stored, or nothing is left of"
+            " the run."
         ),
         _(
-            "Wait. To stop it, end its transaction: nothing that it wrote in this database remains."
+            "Wait. To stop it, end its transaction: nothing that it wrote in this"
+            " database remains."
         ),
     ),
     "locked or not": Advice(
         _(
-            "In flight for %(claimed)s. This database does not show whether its owner is alive."
+            "In flight for %(claimed)s. This database does not show whether its owner"
+            " is alive."
         ),
         _(
-            "If its owner is gone, the next request with the key runs again, or the reaper frees it."
+            "If its owner is gone, the next request with the key runs again, or the"
+            " reaper frees it."
         ),
-        _("Wait. Allowing a retry is refused while its owner has the row locked."),
+        _("Wait. A retry can't be allowed while its owner has the row locked."),
     ),
     "not locked": Advice(
         _(
-            "In flight for %(claimed)s, and its row is not locked: its owner is about to begin, or is gone."
+            "In flight for %(claimed)s, and its row is not locked: its owner is about"
+            " to begin, or is gone."
         ),
         _NEXT_RUNS,
         _RETRY_IS_SAFE,
     ),
     "stuck": Advice(
         _(
-            "Stuck: in flight for %(claimed)s, and its row is not locked. Its owner is gone."
+            "Stuck: in flight for %(claimed)s, and its row is not locked. Its owner is"
+            " gone."
         ),
         _NEXT_RUNS,
         _RETRY_IS_SAFE,
@@ -181,7 +226,9 @@ ADVICE = {
 
 
 def advice(record: Any) -> Advice:
-    """Return what an operator should know about a record that was read with ``now`` and ``locked``."""
+    """Return what an operator should know about a record that was read with ``now`` and
+    ``locked``.
+    """
     said, since = ADVICE[_case(record)], age(seconds_of(record))
     left = ((record.locked_until or record.expires_at) - record.now).total_seconds()
     facts = {
@@ -189,7 +236,7 @@ def advice(record: Any) -> Advice:
         "claimed": since,
         "left": age(left),
         "late": age(-left),
-        "reason": shown_reason(record) or _("no reason is known"),
+        "reason": (shown_reason(record) or _("no reason is known")).rstrip("."),
         "status": record.response_status,
         "lapsed": ONCE_LAPSED[record.hold_on_crash],
     }
@@ -200,9 +247,13 @@ def advice(record: Any) -> Advice:
 
 def _case(record: Any) -> str:
     match standing_of(record):
+        case Standing.RETRYABLE if _is_kept_for_good(record):
+            return "unfinished"
         case Standing.ON_HOLD | Standing.RETRYABLE as stands:
             return str(stands)
         case Standing.FAILED | Standing.COMPLETED:
+            if _is_kept_for_good(record):
+                return "ended for good"
             return "ended" if record.expires_at > record.now else "expired"
     lapsed = record.locked_until < record.now
     if record.mode == Lease.word:
@@ -216,11 +267,15 @@ def _case(record: Any) -> str:
     return "stuck" if lapsed else "not locked"
 
 
-# --- What is known of a record's life: from its columns and its history -----------------------------------------------
+def _is_kept_for_good(record: Any) -> bool:
+    return is_for_good((record.expires_at - record.now).total_seconds())
+
+
+# --- What is known of a record's life: from its columns and its history ---------------
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TimelineEntry:
     """An event. ``by``: the person who did it."""
 
     at: datetime
@@ -228,46 +283,59 @@ class Event:
     by: str = ""
 
 
-def timeline(record: Any) -> list[Event]:
-    """Return the events of a record that was read with ``now``, in order, including those still to come."""
+def timeline(record: Any) -> list[TimelineEntry]:
+    """Return the events of a record that was read with ``now``, in order, including
+    those still to come.
+    """
+    of_wings = (
+        TimelineEntry(at, what)
+        for each in companions
+        for at, what in each.events(record)
+    )
     return sorted(
-        [*_events(record), *_decisions(record)], key=lambda event: event.at.timestamp()
+        [*_events(record), *of_wings, *_decisions(record)],
+        key=lambda event: event.at.timestamp(),
     )
 
 
-def _decisions(record: Any) -> Iterator[Event]:
+def _decisions(record: Any) -> Iterator[TimelineEntry]:
     for entry in history.entries_of_life(record) if history.is_kept() else ():
-        yield Event(
+        yield TimelineEntry(
             entry.action_time,
             printable(entry.get_change_message()),
             by=printable(str(entry.user)),
         )
 
 
-def _events(record: Any) -> Iterator[Event]:
-    yield Event(record.created_at, _("first claimed"))
+def _events(record: Any) -> Iterator[TimelineEntry]:
+    yield TimelineEntry(record.created_at, _("first claimed"))
     if record.status in LIVE:
         if record.attempts > 1:
             taken = _(
-                "claimed again, or taken over from an owner that was gone: attempt {number}"
+                "claimed again, or taken over from an owner that was gone: attempt"
+                " {number}"
             )
-            yield Event(record.locked_at, format_lazy(taken, number=record.attempts))
-        yield Event(record.locked_until, _lease(record))
+            yield TimelineEntry(
+                record.locked_at, format_lazy(taken, number=record.attempts)
+            )
+        yield TimelineEntry(record.locked_until, _lease(record))
         return
-    yield Event(record.updated_at, _end(record))
+    yield TimelineEntry(record.updated_at, _outcome(record))
     if record.last_replayed_at is not None:
         replayed = ngettext_lazy(
-            "replayed once, then", "replayed %(count)d times, last then", "count"
+            "replayed once", "the last of %(count)d replays", "count"
         )
-        yield Event(record.last_replayed_at, replayed % {"count": record.replays})
-    if not record.on_hold:
+        yield TimelineEntry(
+            record.last_replayed_at, replayed % {"count": record.replays}
+        )
+    if not (record.on_hold or _is_kept_for_good(record)):
         deduplicated = (
             _("deduplicates until then")
             if record.expires_at > record.now
             else _("deduplicated until then")
         )
-        yield Event(record.expires_at, deduplicated)
-        yield Event(record.purge_at, _("kept at least until then"))
+        yield TimelineEntry(record.expires_at, deduplicated)
+        yield TimelineEntry(record.purge_at, _("kept at least until then"))
 
 
 def _lease(record: Any) -> str | Promise:
@@ -280,7 +348,7 @@ def _lease(record: Any) -> str | Promise:
     )
 
 
-def _end(record: Any) -> str | Promise:
+def _outcome(record: Any) -> str | Promise:
     if record.response_status is not None:
         if record.response_body is None and record.updated_at >= record.expires_at:
             return _("its body was dropped")

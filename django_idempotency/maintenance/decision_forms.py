@@ -1,4 +1,6 @@
-"""The acts of an operator: a form for each, which the admin shows, and whose fields are options of the command."""
+"""The acts of an operator: a form for each, which the admin shows, and whose fields are
+options of the command.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,18 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.core.validators import RegexValidator
+from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_idempotency.conf import conf
 from django_idempotency.maintenance.decisions import (
     Act,
-    Refusal,
     allow_retry,
     extend,
     fail,
     may_be_given,
+    objection_to,
     resolve,
 )
 from django_idempotency.maintenance.stats import WEEK
@@ -35,7 +38,9 @@ TEXT = forms.TextInput(attrs={"class": "vTextField"})  # as the admin has it
 
 
 class Decision(forms.Form):
-    """What an operator can decide, and the form for it. ``asks`` is what the page asks of an operator."""
+    """What an operator can decide, and the form for it. ``asks`` is what the page asks
+    of an operator.
+    """
 
     act: ClassVar[Any]
     title: ClassVar[Any]
@@ -57,9 +62,19 @@ class Decision(forms.Form):
 
 
 class Intervention(Decision):
-    """A decision about a record."""
+    """A decision about a record. ``is_of_one``: each record needs its own."""
 
-    do: ClassVar[Callable[..., IdempotencyRecord | Refusal]]
+    do: ClassVar[Callable[..., IdempotencyRecord | TextChoices]]
+    is_of_one = False
+
+    def __init__(self, data: Any = None, *, record: Any = None) -> None:
+        super().__init__(data)
+        self.record = record
+
+    @classmethod
+    def objection(cls, record: Any, by: Any = None) -> TextChoices | None:
+        """Return why ``by`` can't decide this about ``record``."""
+        return objection_to(cls.act, record, by)
 
     def terms(self) -> dict[str, Any]:
         """Return the arguments of ``do`` that were entered."""
@@ -70,13 +85,14 @@ class AllowRetry(Intervention):
     act = Act.ALLOW_RETRY
     title = gettext_lazy("Allow a retry")
     asks = gettext_lazy(
-        "The next request with the key runs again. Make sure that the operation did not take place."
+        "The next request with the key runs again. Make sure that the operation did not"
+        " take place."
     )
     button = gettext_lazy("Allow retry")
     do = staticmethod(allow_retry)
 
 
-class Fail(Intervention):
+class MarkFailed(Intervention):
     act = Act.FAIL
     title = gettext_lazy("Mark as failed")
     asks = gettext_lazy(
@@ -91,7 +107,8 @@ class Fail(Intervention):
         max_value=599,
         initial=410,
         help_text=gettext_lazy(
-            "The status of the response that every retry gets from now on: an error, 400 to 599."
+            "The status of the response that every retry gets from now on: an error,"
+            " 400 to 599."
         ),
     )
     detail = forms.CharField(
@@ -111,6 +128,7 @@ class Resolve(Intervention):
     )
     button = gettext_lazy("Resolve")
     do = staticmethod(resolve)
+    is_of_one = True
 
     status = forms.IntegerField(
         label=gettext_lazy("Status"),
@@ -187,6 +205,12 @@ class Extend(Intervention):
     )
 
 
-INTERVENTIONS: dict[Act, type[Intervention]] = {
-    each.act: each for each in (AllowRetry, Fail, Resolve, Extend)
-}
+class Interventions(dict[str, type[Intervention]]):
+    """The decisions on the page of a record, and of the command, by their acts."""
+
+    def register(self, *interventions: type[Intervention]) -> None:
+        self.update({str(each.act): each for each in interventions})
+
+
+INTERVENTIONS = Interventions()
+INTERVENTIONS.register(AllowRetry, MarkFailed, Resolve, Extend)

@@ -1,9 +1,12 @@
-"""What an operator decides about one record, in any store: run it again, fail it, give it a response, extend its lease.
+"""What an operator decides about one record, in any store: run it again, fail it, give
+it a response, extend its lease.
 
-No live owner loses a claim by a decision. A record is refused if its row is locked or its lease has not run out. In a
-database, a decision is one short transaction under the row's lock. Another store gives the record to a new token, whose
-owner is the operator, and ends that claim. Either way, an owner that comes back can change nothing. Times are the
-store's. The history entry is written first, in a transaction that ends after the decision.
+No live owner loses a claim by a decision. A record is refused if its row is locked or
+its lease has not run out. In a database, a decision is one short transaction under the
+row's lock. Another store gives the record to a new token, whose owner is the operator,
+and ends that claim. Either way, an owner that comes back can change nothing. Times are
+the store's. The history entry is written first, in a transaction that ends after the
+decision.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from django_idempotency import signals
-from django_idempotency.conf import conf, language
+from django_idempotency.conf import conf, of_project
 from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.digests import response_digest
 from django_idempotency.maintenance import history
+from django_idempotency.maintenance.companions import companions
 from django_idempotency.maintenance.reaper import have_it_watched
 from django_idempotency.maintenance.records import (
     ended,
@@ -45,7 +49,7 @@ from django_idempotency.models import (
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
-from django_idempotency.stores.codec import encrypted, life_of
+from django_idempotency.stores.codec import binding_of, encrypted
 from django_idempotency.stores.database import ahead
 from django_idempotency.stores.errors import is_conflict
 from django_idempotency.values.exceptions import StoreConflict
@@ -98,7 +102,8 @@ class Refusal(TextChoices):
     LAPSED = (
         "lapsed",
         _(
-            "Its lease ran out, but its owner may still renew it: try again after a third of the lease’s length."
+            "Its lease ran out, but its owner may still renew it: try again after a"
+            " third of the lease’s length."
         ),
     )
     HAS_RESPONSE = "has_response", _("It already has its response.")
@@ -107,7 +112,8 @@ class Refusal(TextChoices):
     NO_LEASE = (
         "no_lease",
         _(
-            "In atomic mode there is no lease to extend: only a lock on its row shows that its owner is alive."
+            "In atomic mode there is no lease to extend: only a lock on its row shows"
+            " that its owner is alive."
         ),
     )
     CHANGED = "changed", _("It has changed since you last saw it.")
@@ -124,7 +130,8 @@ class Refusal(TextChoices):
     NO_SECOND = (
         "no_second",
         _(
-            "Two operators have to make the same decision, each as a user, and their history must be kept."
+            "Two operators have to make the same decision, each as a user, and their"
+            " history must be kept."
         ),
     )
 
@@ -136,8 +143,9 @@ class Terms(TypedDict, total=False):
     - ``using``: the alias of the record's database; default: the settings'.
     - ``store``: the record's store, if it is outside the database.
     - ``note``: why, for the history; required by ``DECISIONS``.
-    - ``by``: the user who decides, or a name. A user is refused if the record is of their own scope. The decision is
-      written to the record's history; the admin's log has only what users decide.
+    - ``by``: the user who decides, or a name. A user is refused if the record is of
+      their own scope. The decision is written to the record's history; the admin's log
+      has only what users decide.
     """
 
     as_seen: str | None
@@ -148,25 +156,29 @@ class Terms(TypedDict, total=False):
 
 
 def allow_retry(id: UUID, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
-    """Let the next request with the key run again, because the operation did **not** take place.
+    """Let the next request with the key run again, because the operation did **not**
+    take place.
 
-    For a record that is on hold, or whose lease has run out and whose row is not locked. Returns it as it was,
-    or a ``Refusal`` if nothing was done. ``id``: the record's id. The other arguments are ``Terms``.
+    For a record that is on hold, or whose lease has run out and whose row is not
+    locked. Returns it as it was, or a ``Refusal`` if nothing was done. ``id``: the
+    record's id. The other arguments are ``Terms``.
     """
-    return _Decision(id=id, act=Act.ALLOW_RETRY, **terms).carry_out()
+    return OperatorDecision(id=id, act=Act.ALLOW_RETRY, **terms).carry_out()
 
 
 def fail(
     id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms]
 ) -> IdempotencyRecord | Refusal:
-    """End the key with a failure: every retry gets a problem response with ``status`` and ``detail``.
+    """End the key with a failure: every retry gets a problem response with ``status``
+    and ``detail``.
 
-    For a record without a response and without a live owner. The other arguments are those of ``allow_retry``. Raises
-    ``ValueError`` if ``status`` is not from 400 to 599.
+    For a record without a response and without a live owner. The other arguments are
+    those of ``allow_retry``. Raises ``ValueError`` if ``status`` is not from 400 to
+    599.
     """
     if not 400 <= status <= 599:
         raise ValueError(f"status is {status}; it must be from 400 to 599.")
-    return _Decision(
+    return OperatorDecision(
         id=id, act=Act.FAIL, response=_harmless(marked_failed(status, detail)), **terms
     ).carry_out()
 
@@ -174,15 +186,17 @@ def fail(
 def resolve(
     id: UUID, response: StoredResponse, **terms: Unpack[Terms]
 ) -> IdempotencyRecord | Refusal:
-    """End the key with ``response``, which is then replayed. For an operation that did take place.
+    """End the key with ``response``, which is then replayed. For an operation that did
+    take place.
 
-    ``response``: what the operation should have returned. For a record without a response and without a live owner. The
-    other arguments are those of ``allow_retry``. Raises ``ValueError`` if the status is not from 200 to 599, if a
-    header can't be sent or is never stored, if the status allows no body but there is one, or if the content type of
-    the body is not among ``RESOLVE_CONTENT_TYPES``.
+    ``response``: what the operation should have returned. For a record without a
+    response and without a live owner. The other arguments are those of ``allow_retry``.
+    Raises ``ValueError`` if the status is not from 200 to 599, if a header can't be
+    sent or is never stored, if the status allows no body but there is one, or if the
+    content type of the body is not among ``RESOLVE_CONTENT_TYPES``.
     """
     _check_given(response)
-    return _Decision(
+    return OperatorDecision(
         id=id, act=Act.RESOLVE, response=_harmless(response), **terms
     ).carry_out()
 
@@ -190,20 +204,22 @@ def resolve(
 def extend(
     id: UUID, seconds: float, **terms: Unpack[Terms]
 ) -> IdempotencyRecord | Refusal:
-    """Make the lease last at least ``seconds`` from now, for an owner that is well but does not renew it.
+    """Make the lease last at least ``seconds`` from now, for an owner that is well but
+    does not renew it.
 
-    For a record in lease mode that is started or processing. Its owner keeps its token, and a lease is never
-    shortened. The other arguments are those of ``allow_retry``. Raises ``ValueError`` if ``seconds``
-    is less than 1 or more than a century.
+    For a record in lease mode that is started or processing. Its owner keeps its token,
+    and a lease is never shortened. The other arguments are those of ``allow_retry``.
+    Raises ``ValueError`` if ``seconds`` is less than 1 or more than a century.
     """
     if not 1 <= seconds <= LONGEST:
         raise ValueError(f"seconds is {seconds}; it must be from 1 to {LONGEST}.")
-    return _Decision(id=id, act=Act.EXTEND, seconds=seconds, **terms).carry_out()
+    return OperatorDecision(id=id, act=Act.EXTEND, seconds=seconds, **terms).carry_out()
 
 
-# --- What may be decided ---------------------------------------------------------------------------------------------
+# --- What may be decided --------------------------------------------------------------
 
-# The body of such a response was typed by an operator, so a browser must not run anything in it.
+# The body of such a response was typed by an operator, so a browser must not run
+# anything in it.
 HARMLESS = (
     ("Content-Security-Policy", "sandbox"),
     ("X-Content-Type-Options", "nosniff"),
@@ -215,11 +231,14 @@ def marked_failed(status: int, detail: str) -> StoredResponse:
 
     It is in the project's language, because it is for the client.
     """
+    base = conf().problem_type_base_url
     problem = replace(
         MARKED_FAILED, status=status, detail=detail or MARKED_FAILED.detail
     )
-    with translation.override(language()):
-        return problem.response(conf().problem_type_base_url)
+    if detail and base is None:  # the detail is all there is to say
+        problem = replace(problem, title="")
+    with translation.override(of_project("LANGUAGE_CODE")):
+        return problem.response(base)
 
 
 def _harmless(response: StoredResponse) -> StoredResponse:
@@ -247,12 +266,15 @@ def _check_given(response: StoredResponse) -> None:
     ]
     if response.body and not (kinds and all(map(may_be_given, kinds))):
         raise ValueError(
-            f"The response is {' and '.join(kinds) or 'of no type'}, which RESOLVE_CONTENT_TYPES does not allow."
+            f"The response is {' and '.join(kinds) or 'of no type'}, which"
+            " RESOLVE_CONTENT_TYPES does not allow."
         )
 
 
 def may_be_given(content_type: str) -> bool:
-    """Whether ``RESOLVE_CONTENT_TYPES`` allows this content type for an operator's own response."""
+    """Whether ``RESOLVE_CONTENT_TYPES`` allows this content type for an operator's own
+    response.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     return (
         "application/json" if kind.endswith("+json") else kind
@@ -260,7 +282,9 @@ def may_be_given(content_type: str) -> bool:
 
 
 def objection_to(act: Act, record: Any, by: Any = None) -> Refusal | None:
-    """Return why ``by`` can't do ``act`` to a record that was read with ``now`` and ``locked``. Pure."""
+    """Return why ``by`` can't do ``act`` to a record that was read with ``now`` and
+    ``locked``. Pure.
+    """
     if is_own(record.scope, by):
         return Refusal.OWN_KEY
     why = _objection_to(act, record)
@@ -289,24 +313,32 @@ def _sign_of_life(record: Any) -> Refusal | None:
         return None
     if lease_ends > now:
         return Refusal.LIVE
-    # In lease mode, a lease that has only lapsed proves nothing yet: the store may have been away.
+    # In lease mode, a lease that has only lapsed proves nothing yet: the store may have
+    # been unavailable.
     return Refusal.LAPSED if record.mode == Lease.word else None
 
 
 def version(record: IdempotencyRecord) -> str:
-    """Return a text that changes with every event of a record, except replays and renewals of its lease."""
-    return f"{record.status} {record.on_hold:d} {record.attempts} {record.updated_at.isoformat()}"
+    """Return a text that changes with every event of a record, except replays and
+    renewals of its lease.
+    """
+    return (
+        f"{record.status} {record.on_hold:d} {record.attempts}"
+        f" {record.updated_at.isoformat()}"
+    )
 
 
-# --- Carrying it out -------------------------------------------------------------------------------------------------
+# --- Carrying it out ------------------------------------------------------------------
 
 
 def lacks_second(
     record: Any, what: str, permission: str, *, by: Any, note: str
 ) -> Refusal | None:
-    """Return why a decision that takes two operators is not made yet. The first one's is kept as a proposal.
+    """Return why a decision that takes two operators is not made yet. The first one's
+    is kept as a proposal.
 
-    ``record``: of any model, read with ``now``. ``what``: the decision, and the state of the record that it is about.
+    ``record``: of any model, read with ``now``. ``what``: the decision, and the state
+    of the record that it is about.
     """
     if "second_operator" not in conf().decisions:
         return None
@@ -323,11 +355,15 @@ class _NotEncryptedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """What is decided about a record, under ``Terms``."""
+class OperatorDecision:
+    """What is decided about a record, under ``Terms``. A wing's decisions extend this
+    one.
+
+    ``act``: has a ``permission``. ``digest``: of what is given, if anything is.
+    """
 
     id: UUID
-    act: Act
+    act: Any
     response: StoredResponse | None = None
     seconds: float = 0.0
     as_seen: str | None = None
@@ -363,7 +399,7 @@ class _Decision:
             return Refusal.BUSY
         except _NotEncryptedError:
             return Refusal.NOT_ENCRYPTED
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, TextChoices):
             return outcome
         send(
             signals.operator_decided,
@@ -374,10 +410,21 @@ class _Decision:
         )
         return outcome
 
+    def objection(self, record: Any) -> Any:
+        """Return why it can't be decided about the record."""
+        return objection_to(self.act, record, self.by)
+
+    def entry(self) -> str:
+        """Return what the history says that was done."""
+        return ENTRIES[self.act].format(
+            status=self.response and self.response.status, seconds=self.seconds
+        )
+
     def _refusal(self, record: Any) -> Refusal | None:
         if self.as_seen is not None and self.as_seen != version(record):
             return Refusal.CHANGED
-        if why := objection_to(self.act, record, self.by):
+        why: Refusal | None = self.objection(record)  # or one of a wing's own
+        if why:
             if why is Refusal.LAPSED:
                 have_it_watched(record, self.store)
             return why
@@ -389,16 +436,14 @@ class _Decision:
         )
 
     def _write_history(self, record: Any) -> None:
-        done = ENTRIES[self.act].format(
-            status=self.response and self.response.status, seconds=self.seconds
-        )
         digest = f"Digest {self.digest}." if self.digest else ""
-        history.write_entry(
-            record, self.by, " ".join(filter(None, (done, digest, self.note.strip())))
-        )
+        texts = (self.entry(), digest, self.note.strip())
+        history.write_entry(record, self.by, " ".join(filter(None, texts)))
 
     def _in_database(self) -> IdempotencyRecord | Refusal:
-        """Carry it out in one transaction, and return the record as it was before, or why it was refused."""
+        """Carry it out in one transaction, and return the record as it was before, or
+        why it was refused.
+        """
         rows = records(self.using).filter(pk=self.id)
 
         def run() -> IdempotencyRecord | Refusal:
@@ -410,23 +455,26 @@ class _Decision:
             record.locked = False  # by nobody else
             if why := self._refusal(record):
                 return why
-            rows.update(**self._values(record))
+            rows.update(**self.changed(record))
+            for companion in companions:
+                companion.decided(record, self.act)
             self._write_history(record)
             return cast(IdempotencyRecord, record)
 
         return in_transaction(rows.db, run)
 
-    def _values(self, record: Any) -> dict[str, Any]:
+    def changed(self, record: Any) -> dict[str, Any]:
+        """Return the record's columns as they become, under its lock."""
         if self.act == Act.EXTEND:
             return {"locked_until": Greatest("locked_until", ahead(self.seconds))}
-        if self.act == Act.ALLOW_RETRY and record.on_hold:
+        if self.response is None and record.on_hold:
             return {"on_hold": False}
         check_move(record.status, self.status, decided=self.response is not None)
         decided = ended(self.status) | {"on_hold": False}
         if self.response is None:
             return decided | {"reason": ALLOWED}
         stored = (
-            encrypted(self.response, life_of(record))
+            encrypted(self.response, binding_of(record))
             if conf().encryption
             else self.response
         )
@@ -442,10 +490,11 @@ class _Decision:
     def _in_store(self, store: Store) -> IdempotencyRecord | Refusal:
         """Carry it out in a store outside the database.
 
-        The record belongs to the operator for a moment. If this process dies just then, its lease runs out and the key
-        is put on hold.
+        The record belongs to the operator for a moment. If this process dies just then,
+        its lease runs out and the key is put on hold.
         """
-        # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
+        # The policy of the key's view is not known here, so encrypt whenever there is a
+        # key to encrypt with.
         body = store.policy.body.derive(encrypt=True) if conf().encryption else Body()
         seconds = self.seconds if self.act == Act.EXTEND else store.policy.mode.seconds
         store = replace(
@@ -464,12 +513,15 @@ class _Decision:
                 self._write_history(record)
                 if not self._change(store, seen):
                     raise StoreConflict(
-                        f"The record {self.id} changed while an operator decided about it."
+                        f"The record {self.id} changed while an operator decided"
+                        " about it."
                     )
             return cast(IdempotencyRecord, record)
 
     def _change(self, store: Store, seen: Snapshot) -> bool:
-        """Change a record in a store outside the database; return false if it has changed since."""
+        """Change a record in a store outside the database; return false if it has
+        changed since.
+        """
         operation = Operation(seen.scope, seen.key, seen.fingerprint)
         if self.act == Act.EXTEND:
             assert seen.locked_until is not None  # by contract, both

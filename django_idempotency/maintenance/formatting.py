@@ -16,7 +16,9 @@ from django_idempotency.values.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``alarming``: an operator should look at it; in the admin at the records in ``situation``, if there is one."""
+    """``alarming``: an operator should look at it; in the admin at the records in
+    ``situation``, if there is one.
+    """
 
     name: str
     value: str
@@ -25,7 +27,9 @@ class Figure:
 
 
 def amount(number: float | None, most: float | None = None) -> str:
-    """Return ``12,345``, or ``12,345 or more`` if ``number`` is ``most``, at which counting stops."""
+    """Return ``12,345``, or ``12,345 or more`` if ``number`` is ``most``, at which
+    counting stops.
+    """
     if number is None:
         return _("unknown")
     shown = number_format(round(number), force_grouping=True)
@@ -64,7 +68,9 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return ``3 s``, ``42 s`` or ``3 h 7 min``: like ``duration``, but in whole seconds."""
+    """Return ``3 s``, ``42 s`` or ``3 h 7 min``: like ``duration``, but in whole
+    seconds.
+    """
     whole = round(seconds)
     return f"{whole} s" if whole < 10 else duration(whole)
 
@@ -75,7 +81,9 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {"s": duration, "By": volume}
 def figures(
     found: Mapping[str, float | None], most: float | None = None
 ) -> list[Figure]:
-    """Return those of ``found`` that have a title, in the order of ``MEASURES``. ``most``: as for ``amount``."""
+    """Return those of ``found`` that have a title, in the order of ``MEASURES``.
+    ``most``: as for ``amount``.
+    """
     return [
         Figure(
             str(measure.title),
@@ -97,40 +105,21 @@ def _shown(name: str, found: Mapping[str, float | None], most: float | None) -> 
     return show(number) if show else amount(number, most)
 
 
-# --- On the terminal -------------------------------------------------------------------------------------------------
-
-WIDTH = 28
+# --- On the terminal ------------------------------------------------------------------
 
 
 def lines(title: str, figures: list[Figure]) -> Iterator[str]:
     """Yield the lines of a section: its title, and a line for each figure."""
     yield title
-    width = width_of(figures)
-    yield from (
-        f"  {figure.name:{width}}{figure.value}{mark(figure)}" for figure in figures
-    )
+    width = max(28, *(len(figure.name) + 2 for figure in figures))
+    for figure in figures:
+        yield f"  {figure.name:{width}}{figure.value}" + "  !" * figure.alarming
 
 
-def width_of(figures: list[Figure]) -> int:
-    return max(WIDTH, *(len(figure.name) + 2 for figure in figures))
+# --- Sections that wings add to idempotency_stats -------------------------------------
 
 
-def mark(figure: Figure) -> str:
-    return "  !" if figure.alarming else ""
-
-
-# --- Sections that wings add to idempotency_stats --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """``facts``: for ``--json``, by name. ``lines``: the same for people."""
-
-    facts: Mapping[str, Any]
-    lines: Sequence[str]
-
-
-sections: Registry[Callable[[str], Section]] = (
-    Registry()
-)  # each of these is called with the alias of a database
-register = sections.register
+# Called with the alias of a database. Return facts for ``--json``, by name, and the
+# same as lines.
+Section = Callable[[str], tuple[Mapping[str, Any], Sequence[str]]]
+sections: Registry[Section] = Registry()

@@ -1,8 +1,9 @@
 """The history of records: what operators did, who, when and why.
 
-Entries are in the admin's log, ``django_admin_log``, if ``django.contrib.admin`` is installed, and in each log that an
-app registers. They are in English, because operators with different languages read them. They name a record by its id,
-so that nothing of a caller is left in them when the record is gone.
+Entries are in the admin's log, ``django_admin_log``, if ``django.contrib.admin`` is
+installed, and in each log that an app registers. They are in English, because operators
+with different languages read them. They name a record by its id, so that nothing of a
+caller is left in them when the record is gone.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from django_idempotency.values.registry import Registry
 VIEWED = "Response body viewed."
 
 
-# --- Where it is kept ------------------------------------------------------------------------------------------------
+# --- Where it is kept -----------------------------------------------------------------
 
 
 class Log(Protocol):
-    """Where entries are kept. They have the attributes of Django's ``LogEntry``; ``user`` is shown as a text."""
+    """Where entries are kept. They have the attributes of Django's ``LogEntry``;
+    ``user`` is shown as a text.
+    """
 
     def entries(self, model: type[Model]) -> QuerySet[Any]:
         """Return all entries about the rows of ``model``."""
@@ -39,7 +42,8 @@ class Log(Protocol):
     def write(self, *, by: Any, model: type[Model], **columns: Any) -> object:
         """Write an entry about what ``by``, a user or a name, did.
 
-        ``columns``: its ``object_id``, ``object_repr``, ``action_time`` and ``change_message``.
+        ``columns``: its ``object_id``, ``object_repr``, ``action_time`` and
+        ``change_message``.
         """
 
 
@@ -71,17 +75,15 @@ class _AdminLog:
         return ContentType.objects.get_for_model(model).pk
 
 
-_logs: Registry[Log] = (
-    Registry()
-)  # to which each entry is written, too, and from which the history is read
-register = _logs.register
+# to which each entry is written, too, and from which the history is read
+logs_of_wings: Registry[Log] = Registry()
 
 
 def logs() -> list[Log]:
     """Return where the history is kept; it is read from the last."""
     return [
         *([_AdminLog()] if apps.is_installed("django.contrib.admin") else []),
-        *_logs,
+        *logs_of_wings,
     ]
 
 
@@ -91,9 +93,11 @@ def is_kept() -> bool:
 
 
 def write_entry(record: Any, by: Any, message: str) -> None:
-    """Write what ``by`` did with ``record``, which was read with ``now``: the time of the entry.
+    """Write what ``by`` did with ``record``, which was read with ``now``: the time of
+    the entry.
 
-    Write nothing if ``by`` is ``None``. Wings have entries about rows of their own models.
+    Write nothing if ``by`` is ``None``. Wings have entries about rows of their own
+    models.
     """
     model, id = type(record), str(record.pk)
     name = id if model is IdempotencyRecord else str(record)[:200]
@@ -122,7 +126,8 @@ def transactions() -> Iterator[None]:
 def entries_of_life(record: Any) -> QuerySet[Any]:
     """Return the entries about the present life of ``record``, the oldest first.
 
-    Entries about earlier operations with the same scope and key, which had expired or been released, are left out.
+    Entries about earlier operations with the same scope and key, which had expired or
+    been released, are left out.
     """
     entries = (
         logs()[-1]
@@ -137,16 +142,18 @@ def lacks_note(note: str) -> bool:
     return "note" in conf().decisions and is_blank(note)
 
 
-# --- Decisions of two operators --------------------------------------------------------------------------------------
+# --- Decisions of two operators -------------------------------------------------------
 
 VALID_FOR = timedelta(days=1)
 
 
 def is_seconded(record: Any, user: Any, what: str, permission: str) -> bool:
-    """Return whether a user other than ``user`` has proposed ``what`` for ``record``, and has ``permission``.
+    """Return whether a user other than ``user`` has proposed ``what`` for ``record``,
+    and has ``permission``.
 
-    A proposal is an entry. It is valid for a day, as long as nothing happens to the record and the operator who made it
-    may still decide. A digest identifies what is proposed, so the entry contains nothing of a response.
+    A proposal is an entry. It is valid for a day, as long as nothing happens to the
+    record and the operator who made it may still decide. A digest identifies what is
+    proposed, so the entry contains nothing of a response.
     """
     recent = entries_of_life(record).filter(action_time__gt=record.now - VALID_FOR)
     proposals = recent.filter(change_message__startswith=_beginning(what)).exclude(
@@ -165,17 +172,20 @@ def propose(record: Any, user: Any, what: str, note: str) -> None:
 
 def _beginning(what: str) -> str:
     """Return how an entry with this proposal, and no other entry, begins."""
-    # The whole digest: with a shorter one, two responses could be made that have the same digest.
+    # The whole digest: with a shorter one, two responses could be made that have the
+    # same digest.
     return f"Proposed {hashlib.sha256(what.encode()).hexdigest()}:"
 
 
-# --- Erasing its texts -----------------------------------------------------------------------------------------------
+# --- Erasing its texts ----------------------------------------------------------------
 
 ERASED = "(erased)"
 
 
 def redact(ids: Collection[UUID]) -> None:
-    """Replace the texts of the entries about the records ``ids``. Who did something, and when, remains."""
+    """Replace the texts of the entries about the records ``ids``. Who did something,
+    and when, remains.
+    """
     for log in logs():
         log.entries(IdempotencyRecord).filter(
             object_id__in=[str(id) for id in ids]

@@ -1,7 +1,7 @@
 """The table of passes that task queues run. Apps register their own passes in it.
 
-A pass takes options and returns figures, both as plain values. Settings may import this module before models are
-loaded, so the table has the paths of functions.
+A pass takes options and returns figures, both as plain values. Settings may import this
+module before models are loaded, so the table has the paths of functions.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ class Pass:
     """A pass of maintenance, and its schedule.
 
     - ``name``: unique among the passes of all apps.
-    - ``path``: dotted path of the function, which takes ``using`` and returns a dataclass.
+    - ``path``: dotted path of the function, which takes ``using`` and returns a
+      dataclass.
     - ``every``: seconds between two runs.
-    - ``bounded``: whether it takes ``max_seconds``, which ends a run before the limit has to.
+    - ``bounded``: whether it takes ``max_seconds``, which ends a run before the limit
+      has to.
+    - ``on_stores``: whether it takes ``store`` instead of ``using``, and also works on
+      the stores outside the databases.
 
-    A message lives for a third of ``every``, and a run for 0.6 of it. So no run overlaps with the next one, without a
-    lock.
+    A message lives for a third of ``every``, and a run for 0.6 of it. So no run
+    overlaps with the next one, without a lock.
     """
 
     name: str
     path: str
     every: float
     bounded: bool = True
+    on_stores: bool = False
 
     @property
     def expires(self) -> float:
@@ -46,7 +51,12 @@ class Pass:
         return self.every / 2 if self.bounded else None
 
 
-REAP = Pass(name="reap", path="django_idempotency.maintenance.reaper.reap", every=60.0)
+REAP = Pass(
+    name="reap",
+    path="django_idempotency.maintenance.reaper.reap",
+    every=60.0,
+    on_stores=True,
+)
 CLEANUP = Pass(
     name="cleanup", path="django_idempotency.maintenance.cleaner.cleanup", every=600.0
 )
@@ -57,38 +67,50 @@ DROP_BODIES = replace(
 )
 
 PASSES = Registry(REAP, CLEANUP, DROP_BODIES)
-register = PASSES.register
 
 
 def run_pass(name: str, **options: Any) -> dict[str, Any]:
-    """Run the pass ``name`` on each database with records, unless ``using`` names one; return its figures.
+    """Run the pass ``name`` on each database with records, unless ``using`` names one,
+    and on each store outside if it can; return its figures.
 
-    If it works on several databases, return the figures of each by its alias. If one database fails, the others are
-    worked on all the same, and the error is raised at the end. Raises ``KeyError`` if there is no such pass.
+    If it works in several places, return the figures of each by its alias. If one
+    fails, the others are worked on all the same, and the error is raised at the end.
+    Raises ``KeyError`` if there is no such pass.
     """
-    run = import_string({one.name: one.path for one in PASSES}[name])
+    found = {one.name: one for one in PASSES}[name]
+    run = import_string(found.path)
+    from django_idempotency.maintenance import stats
     from django_idempotency.stores.connections import databases
 
     using = options.pop("using", None)
-    wanted = databases() if using is None else (using,)
+    wanted: dict[str, dict[str, Any]] = {
+        alias: {"using": alias}
+        for alias in (databases() if using is None else (using,))
+    }
+    if found.on_stores and using is None:
+        wanted |= {
+            stats.labelled(alias): {"store": stats.outside_store(alias)}
+            for alias in stats.outside_stores()
+        }
     if len(wanted) == 1:
-        return asdict(run(using=wanted[0], **options))
+        (where,) = wanted.values()
+        return asdict(run(**where, **options))
     return _run_on_each(run, wanted, options)
 
 
 def _run_on_each(
-    run: Callable[..., Any], wanted: tuple[str, ...], options: dict[str, Any]
+    run: Callable[..., Any], wanted: dict[str, dict[str, Any]], options: dict[str, Any]
 ) -> dict[str, Any]:
     if options.get("max_seconds") is not None:
         options["max_seconds"] /= len(wanted)
     figures: dict[str, Any] = {}
     errors: list[Exception] = []
-    for alias in wanted:
+    for alias, where in wanted.items():
         try:
-            figures[alias] = asdict(run(using=alias, **options))
+            figures[alias] = asdict(run(**where, **options))
         except Exception as error:
-            error.add_note(f"in the database {alias!r}")
+            error.add_note(f"in {alias!r}")
             errors.append(error)
     if errors:
-        raise ExceptionGroup("maintenance failed in some databases", errors)
+        raise ExceptionGroup("maintenance failed in some places", errors)
     return figures

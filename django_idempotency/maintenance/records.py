@@ -28,6 +28,7 @@ from django_idempotency.models import (
 )
 from django_idempotency.stores.connections import databases, record_database
 from django_idempotency.values.outcomes import EntryPoint, Operation, Snapshot
+from django_idempotency.values.registry import Registry
 
 Records = RecordQuerySet
 TABLE = IdempotencyRecord._meta.db_table
@@ -39,7 +40,8 @@ HAS_BODY = ExpressionWrapper(
 class _Sum(ExpressionWrapper):  # type: ignore[type-arg]
     """The sum of a time and a duration.
 
-    On PostgreSQL it is computed in UTC, because a distributed table can't add in the session's time zone.
+    On PostgreSQL it is computed in UTC, because a distributed table can't add in the
+    session's time zone.
     """
 
     def as_postgresql(
@@ -57,10 +59,11 @@ class _Sum(ExpressionWrapper):  # type: ignore[type-arg]
 def ended(status: Status) -> dict[str, Any]:
     """Return the columns of a record whose claim has ended with ``status``.
 
-    It is kept as long again as its policy said: at the claim, because a live record does not expire, or at the end of a
-    failed run.
+    It is kept as long again as its policy said: at the claim, because a live record
+    does not expire, or at the end of a failed run.
     """
-    # The times come first, because on MariaDB later assignments see the new values of earlier ones.
+    # The times come first, because on MariaDB later assignments see the new values of
+    # earlier ones.
     times = {
         "expires_at": _kept_again("expires_at"),
         "purge_at": _kept_again("purge_at"),
@@ -94,14 +97,18 @@ def operation_of(record: IdempotencyRecord) -> Operation:
 
 
 def records(using: str | None) -> Records:
-    """Return all records in the database ``using``, or in the one where the project's policy keeps them."""
+    """Return all records in the database ``using``, or in the one where the project's
+    policy keeps them.
+    """
     return IdempotencyRecord.objects.using(record_database(using))
 
 
 def record_of(snapshot: Snapshot) -> Any:
-    """Return a record of a store outside the database as operators read it, with ``now``, ``locked`` and ``has_body``.
+    """Return a record of a store outside the database as operators read it, with
+    ``now``, ``locked`` and ``has_body``.
 
-    Such a store keeps no request, and no time of the last change: that of the first claim stands for it.
+    Such a store keeps no request, and no time of the last change: that of the first
+    claim stands for it.
     """
     columns = {each.attname for each in IdempotencyRecord._meta.concrete_fields}
     known = {
@@ -126,40 +133,39 @@ class Sharding(Protocol):
     """What a wing knows of records that are on several servers."""
 
     def is_distributed(self, using: str) -> bool:
-        """Return whether the rows are on several servers, so that no statement can lock arbitrary ones.
+        """Return whether the rows are on several servers, so that no statement can lock
+        arbitrary ones.
 
         Raises Django's ``OperationalError`` if the database can't be reached.
         """
 
     def in_shards(self, ids: Collection[UUID], using: str) -> list[Collection[UUID]]:
-        """Return ``ids`` in groups, each of which one statement can lock."""
+        """Return ``ids`` in groups, each of which one statement can lock: one group
+        unless they are distributed.
+        """
 
 
-_sharding: Sharding | None = None
-
-
-def register_sharding(sharding: Sharding) -> None:
-    """Ask ``sharding`` about the records of every database. Call this in the ``ready()`` of an app."""
-    global _sharding
-    _sharding = sharding
+shardings: Registry[Sharding] = Registry()  # asked about the records of each database
 
 
 def is_sharded(using: str) -> bool:
-    """Return whether no statement can lock arbitrary records, because they are on several servers."""
-    return _sharding is not None and _sharding.is_distributed(using)
+    """Return whether no statement can lock arbitrary records, because they are on
+    several servers.
+    """
+    return any(each.is_distributed(using) for each in shardings)
 
 
 def lockable(ids: Collection[UUID], using: str) -> list[Collection[UUID]]:
-    """Return ``ids`` in groups, each of which one statement can lock: one unless the records are sharded."""
-    return (
-        _sharding.in_shards(ids, using)
-        if _sharding is not None and is_sharded(using)
-        else [ids]
-    )
+    """Return ``ids`` in groups, each of which one statement can lock: one unless the
+    records are sharded.
+    """
+    return next((each.in_shards(ids, using) for each in shardings), [ids])
 
 
 def locked(rows: Records) -> Records:
-    """Return ``rows``, to be locked as they are read, without those that are locked already."""
+    """Return ``rows``, to be locked as they are read, without those that are locked
+    already.
+    """
     features = connections[rows.db].features
     if not features.has_select_for_update:
         # This takes the write lock of the whole database before anything is read.

@@ -17,7 +17,11 @@ from django_idempotency.conf import conf
 from django_idempotency.maintenance.records import Records, records
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
 from django_idempotency.stores import DatabaseStore, Store, configured, stores_of
-from django_idempotency.stores.claim_function import LOCK_HOLDERS
+from django_idempotency.stores.claim_function import (
+    KEY_LOCKS,
+    LOCK_HOLDERS,
+    TABLE_LOCKS,
+)
 from django_idempotency.stores.connections import record_database
 from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.registry import Registry
@@ -25,7 +29,7 @@ from django_idempotency.values.registry import Registry
 MOST = 100_000  # rows to count; a count that reaches this means "or more"
 HOUR, DAY, WEEK = 3600, 24 * 3600, 7 * 24 * 3600
 
-# --- What is measured ------------------------------------------------------------------------------------------------
+# --- What is measured -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,12 @@ class Measure:
     """Something that is measured of the records.
 
     - ``title``: for people; empty if it is not shown by itself.
-    - ``metric``, ``meaning``: its name and its meaning in monitoring; empty if it is not there.
+    - ``metric``, ``meaning``: its name and its meaning in monitoring; empty if it is
+      not there.
     - ``percentile``: what the figures of one metric differ by.
     - ``unit``: as in the Unified Code for Units.
-    - ``alarming_above``: an operator should look at a higher figure; ``situation``: at these records in the admin.
+    - ``alarming_above``: an operator should look at a higher figure; ``situation``: at
+      these records in the admin.
     """
 
     title: str | Promise = ""
@@ -60,10 +66,11 @@ STUCK = (
 ON_HOLD = f"records that wait for an operator{OR_MORE}"
 LAG = "how long the oldest of these has been due"
 LATE = 1800  # seconds; three times the interval of the tasks
-# Counts of records go up to ``MOST``, ages are in seconds and 0 without a record. What the database does not say is
-# ``None``, or left out.
+# Counts of records go up to ``MOST``, ages are in seconds and 0 without a record. What
+# the database does not say is ``None``, or left out.
 MEASURES: Mapping[str, Measure] = {
-    # The size of the table, as the database estimates it. Dead rows are deleted or outdated, and not vacuumed yet.
+    # The size of the table, as the database estimates it. Dead rows are deleted or
+    # outdated, and not vacuumed yet.
     "rows": Measure(
         _("rows"), "table_rows", "rows of the table, as the database estimates them"
     ),
@@ -98,7 +105,20 @@ MEASURES: Mapping[str, Measure] = {
     "pending_by_lock_oldest": Measure(
         _("oldest by lock"), "pending_by_lock_age", BY_LOCK_AGE, unit="s"
     ),
-    # What an operator should look at. On databases other than PostgreSQL, owners in atomic mode may still be at work.
+    "lock_waits": Measure(
+        _("waiting for a lock"),
+        "lock_waits",
+        "sessions that use the table and wait for a lock",
+        unit="{session}",
+    ),
+    "lock_waits_oldest": Measure(
+        _("longest lock wait"),
+        "lock_wait_age",
+        "for how long the first of these has waited, 0 without one",
+        unit="s",
+    ),
+    # What an operator should look at. On databases other than PostgreSQL, owners in
+    # atomic mode may still be at work.
     "stuck": Measure(
         _("lease ran out"), "stuck", STUCK, alarming_above=0, situation="stuck"
     ),
@@ -133,12 +153,16 @@ Figures = dict[str, float | None]  # by the names of their measures
 
 
 def stats(*, using: str | None = None) -> Figures:
-    """Return the figures that indexes can provide. ``using``: alias of the database; by default the settings'."""
+    """Return the figures that indexes can provide. ``using``: alias of the database; by
+    default the settings'.
+    """
     return size(using=using) | pending(using=using) | due(using=using)
 
 
 def pending(*, using: str | None = None, most: int = MOST) -> Figures:
-    """Return figures of up to ``most`` pending rows, those whose lease ends first. ``using``: as for ``stats``."""
+    """Return figures of up to ``most`` pending rows, those whose lease ends first.
+    ``using``: as for ``stats``.
+    """
     ages = sorted(
         _ages(records(using).live().order_by("locked_until")[:most], since="locked_at")
     )
@@ -150,11 +174,22 @@ def pending(*, using: str | None = None, most: int = MOST) -> Figures:
         **of_ages,
         "pending_oldest": _percentile(ages, 100),
     }
-    return counted | by_lock(using=using) | alarms(using=using, most=most)
+    locks = by_lock(using=using) | lock_waits(using=using)
+    return counted | locks | alarms(using=using, most=most)
+
+
+def oldest_pending(*, using: str | None = None) -> float:
+    """Return for how many seconds the oldest pending row has been claimed, of the
+    thousand whose lease ends first. ``using``: as for ``stats``.
+    """
+    rows = records(using).live().order_by("locked_until")[:1000]
+    return max(_ages(rows, since="locked_at"), default=0.0)
 
 
 def alarms(*, using: str | None = None, most: int = MOST) -> dict[str, float]:
-    """Return the alarms, each of up to ``most`` rows, through their indexes. ``using``: as for ``stats``."""
+    """Return the alarms, each of up to ``most`` rows, through their indexes. ``using``:
+    as for ``stats``.
+    """
     stuck, on_hold = records(using).abandoned(), records(using).awaiting_operator()
     return {
         "stuck": stuck[:most].count(),
@@ -165,16 +200,17 @@ def alarms(*, using: str | None = None, most: int = MOST) -> dict[str, float]:
 
 
 def due(*, using: str | None = None, most: int = MOST) -> dict[str, float]:
-    """Return figures of up to ``most`` rows that are due. ``using``: as for ``stats``."""
+    """Return figures of up to ``most`` rows that are due. ``using``: as for
+    ``stats``.
+    """
     purgeable = records(using).purgeable()
     late = max(_ages(purgeable.order_by("purge_at")[:1], since="purge_at"), default=0.0)
-    allowed = sum(delay(purgeable.db) for delay in _delays)
+    allowed = sum(delay(purgeable.db) for delay in delays)
     return {"due": purgeable[:most].count(), "lag": max(0.0, late - allowed)}
 
 
 # For how many seconds a record that is due may stay in a database: that is no lag.
-_delays = Registry[Callable[[str], float]]()
-allow_delay = _delays.register
+delays = Registry[Callable[[str], float]]()
 
 
 def _ages(rows: Records, since: str) -> list[float]:
@@ -188,24 +224,35 @@ def _percentile(ages: list[float], percent: int) -> float:
 
 # The size of a partitioned table is the sum of its partitions.
 _SIZE = {
-    "postgresql": """
-        SELECT sum(nullif(reltuples, -1))::bigint, sum(pg_total_relation_size(oid))::bigint,
+    "postgresql": (
+        """
+        SELECT sum(nullif(reltuples, -1))::bigint,
+            sum(pg_total_relation_size(oid))::bigint,
             sum(pg_table_size(oid))::bigint, sum(pg_indexes_size(oid))::bigint,
             sum(pg_stat_get_dead_tuples(oid))::bigint,
             sum(pg_relation_size(oid) * pg_stat_get_dead_tuples(oid)
-                / greatest(pg_stat_get_dead_tuples(oid) + pg_stat_get_live_tuples(oid), 1))::bigint
-        FROM (SELECT %(table)s::regclass UNION SELECT relid FROM pg_partition_tree(%(table)s)) AS parts (relid)
+                / greatest(pg_stat_get_dead_tuples(oid) + pg_stat_get_live_tuples(oid),
+                    1))::bigint
+        FROM (SELECT %(table)s::regclass UNION SELECT relid
+            FROM pg_partition_tree(%(table)s)) AS parts (relid)
         JOIN pg_class ON oid = relid WHERE relkind = 'r'
-    """,
-    "mysql": """
-        SELECT table_rows, data_length + index_length, data_length, index_length, NULL, NULL
-        FROM information_schema.tables WHERE table_schema = database() AND table_name = %(table)s
-    """,
+    """
+    ),
+    "mysql": (
+        """
+        SELECT table_rows, data_length + index_length, data_length, index_length, NULL,
+            NULL
+        FROM information_schema.tables WHERE table_schema = database()
+            AND table_name = %(table)s
+    """
+    ),
 }
 
 
 def size(*, using: str | None = None) -> Figures:
-    """Return the size by the database's own statistics; all ``None`` on SQLite. ``using``: as for ``stats``."""
+    """Return the size by the database's own statistics; all ``None`` on SQLite.
+    ``using``: as for ``stats``.
+    """
     names = ("rows", "bytes", "table_bytes", "index_bytes", "dead_rows", "dead_bytes")
     connection = connections[record_database(using)]
     statement = _SIZE.get(connection.vendor)
@@ -216,66 +263,113 @@ def size(*, using: str | None = None) -> Figures:
         return dict(zip(names, cursor.fetchone(), strict=True))
 
 
-# --- Claims by lock, which no table shows ----------------------------------------------------------------------------
+# --- Claims by lock, which no table shows ---------------------------------------------
 
 COUNT = f"""
 SELECT
     count(*),
-    CASE count(*) WHEN 0 THEN 0 ELSE max(extract(epoch FROM statement_timestamp() - session.xact_start)) END::float8
+    CASE count(*) WHEN 0 THEN 0 ELSE max(extract(epoch
+        FROM statement_timestamp() - session.xact_start)) END::float8
 {LOCK_HOLDERS}
 """
 
 
 def by_lock(*, using: str | None = None) -> Figures:
-    """Count PostgreSQL sessions with such a lock; empty if the database does not say. ``using``: as for ``stats``.
+    """Count PostgreSQL sessions with such a lock; empty if the database does not say.
+    ``using``: as for ``stats``.
+    """
+    return _of_locks(COUNT, "pending_by_lock", using)
 
-    The statement may fail in a database that only speaks PostgreSQL's protocol, or that refuses access to a view.
-    Raises ``OperationalError`` if it took too long or the connection was lost.
+
+def lock_waits(*, using: str | None = None) -> Figures:
+    """Count PostgreSQL sessions that use the table and wait for a lock, of whatever
+    table; empty if the database does not say. ``using``: as for ``stats``.
+    """
+    return _of_locks(WAITS, "lock_waits", using)
+
+
+def _of_locks(query: str, name: str, using: str | None) -> Figures:
+    """Return a count and an age from PostgreSQL's locks.
+
+    The statement may fail in a database that only speaks PostgreSQL's protocol, or that
+    refuses access to a view. Raises ``OperationalError`` if it took too long or the
+    connection was lost.
     """
     using = record_database(using)
     if connections[using].vendor != "postgresql":
         return {}
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute(COUNT)
+            cursor.execute(query)
             count, oldest = cursor.fetchone()
-            return {"pending_by_lock": count, "pending_by_lock_oldest": oldest}
+            return {name: count, f"{name}_oldest": oldest}
     except OperationalError:  # too slow, or the connection was lost
         raise
     except DatabaseError:
         return {}
 
 
-# --- Stores outside the databases ------------------------------------------------------------------------------------
+# Transactions that use the table, or are about to claim a key in it. ``waitstart`` is
+# not set yet in the first moment of a wait.
+WAITS = f"""
+SELECT count(*), coalesce(max(extract(epoch
+    FROM statement_timestamp() - waiting.waitstart)), 0)::float8
+FROM pg_locks AS waiting
+WHERE NOT waiting.granted AND (
+    waiting.locktype = 'advisory' AND waiting.objsubid = 2
+        AND waiting.classid IN ({KEY_LOCKS}, {TABLE_LOCKS})
+        AND waiting.database = (SELECT oid FROM pg_database
+            WHERE datname = current_database())
+    OR EXISTS (
+        SELECT FROM pg_locks AS reading
+        WHERE reading.pid = waiting.pid AND reading.locktype = 'relation'
+            AND reading.database = (SELECT oid FROM pg_database
+                WHERE datname = current_database())
+            AND reading.relation = to_regclass('django_idempotency_record')::oid
+    )
+)
+"""
+
+
+# --- Stores outside the databases -----------------------------------------------------
 
 
 def outside_stores() -> list[str]:
-    """Return the aliases of the stores of ``STORES`` that keep no records in a database."""
+    """Return the aliases of the stores of ``STORES`` that keep no records in a
+    database.
+    """
     found = ((alias, configured(alias).backend) for alias in conf().stores)
     return [alias for alias, backend in found if not issubclass(backend, DatabaseStore)]
 
 
 def outside_store(alias: str) -> Store:
-    """Return a store outside a database, for an operator. Raises ``ImproperlyConfigured`` if it can't be used."""
+    """Return a store outside a database, for an operator. Raises
+    ``ImproperlyConfigured`` if it can't be used.
+    """
     return next(stores_of(conf().policy.derive(mode=conf().lease, store=alias)))
 
 
 def labelled(alias: str) -> str:
-    """Return what figures call a store: not its alias alone, which may be that of a database, too."""
+    """Return what figures call a store: not its alias alone, which may be that of a
+    database, too.
+    """
     return f"store:{alias}"
 
 
 def alarms_of_store(alias: str, *, seconds: float) -> dict[str, float]:
-    """Return the alarms of a store; ``on_hold_oldest`` counts from the first claim of the record.
+    """Return the alarms of a store; ``on_hold_oldest`` counts from the first claim of
+    the record.
 
-    Raises ``StoreUnavailable`` if the store can't be reached, or if its records could not be read in ``seconds``.
+    Raises ``StoreUnavailable`` if the store can't be reached, or if its records could
+    not be read in ``seconds``.
     """
     ends = time.monotonic() + seconds
     ages: dict[str, list[float]] = {"stuck": [], "on_hold": []}
     for record in outside_store(alias).unfinished():
         if time.monotonic() >= ends:
             raise StoreUnavailable(
-                f"The records of the store {alias!r} could not be read in {seconds:g} s."
+                f"The records of the store {alias!r} could not be read in"
+                f" {seconds:g} s."
             )
         if record.on_hold:
             ages["on_hold"].append((record.now - record.created_at).total_seconds())
@@ -285,12 +379,14 @@ def alarms_of_store(alias: str, *, seconds: float) -> dict[str, float]:
     return {name: len(of) for name, of in ages.items()} | oldest
 
 
-# --- Time limits -----------------------------------------------------------------------------------------------------
+# --- Time limits ----------------------------------------------------------------------
 
 
 @contextmanager
 def at_most(seconds: float, using: str) -> Iterator[None]:
-    """Make each query in the block fail after ``seconds``; SQLite has no such limit. The block must change nothing."""
+    """Make each query in the block fail after ``seconds``; SQLite has no such limit.
+    The block must change nothing.
+    """
     connection = connections[using]
     if connection.vendor == "postgresql":
         with transaction.atomic(using=using):
@@ -299,9 +395,8 @@ def at_most(seconds: float, using: str) -> Iterator[None]:
                     f"SET LOCAL statement_timeout = '{max(1, round(seconds * 1000))}ms'"
                 )
             yield
-            transaction.set_rollback(
-                True, using=using
-            )  # undoes the limit if the transaction is the caller's
+            # undoes the limit if the transaction is the caller's
+            transaction.set_rollback(True, using=using)
     elif connection.vendor == "mysql":
         limit = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR"  # of MariaDB
         with connection.execute_wrapper(

@@ -1,4 +1,6 @@
-"""The one loop behind every pass of maintenance: batches, each of which is a short transaction of its own."""
+"""The one loop behind every pass of maintenance: batches, each of which is a short
+transaction of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
@@ -20,23 +22,26 @@ from django_idempotency.stores.errors import brief, is_conflict, sqlstate
 T = TypeVar("T")
 
 ATTEMPTS = 5
-# The limit in seconds for one statement of maintenance on PostgreSQL, whatever the role's statement_timeout is.
+# The limit in seconds for one statement of maintenance on PostgreSQL, whatever the
+# role's statement_timeout is.
 LONGEST = 600
 OTHER_PARAMETERS = 50
-# Classes of SQLSTATE that say nothing of a row: a database that takes no writes, a right or a table that is missing,
-# resources, an operator, a server in trouble.
+# Classes of SQLSTATE that say nothing of a row: a database that takes no writes, a
+# right or a table that is missing, resources, an operator, a server in trouble.
 OF_ANY_ROW = ("25", "42", "53", "57", "58")
 
 
 class Bounds(TypedDict, total=False):
     """How a pass is bounded.
 
-    - ``batch``: records per transaction; a pass that walks the table examines this many. Each pass has its own default.
+    - ``batch``: records per transaction; a pass that walks the table examines this
+      many. Each pass has its own default.
     - ``pause``: seconds between two batches; default: ``SWEEP_PAUSE``.
     - ``max_seconds``: begin no further batch after that.
     - ``using``: the database's alias.
     - ``dry_run``: only count, and change nothing.
-    - ``go_on``: called with the sum after each batch but the last; if it returns false, no further batch begins.
+    - ``go_on``: called with the sum after each batch but the last; if it returns false,
+      no further batch begins.
 
     A ``batch`` below 1 raises ``ValueError``.
     """
@@ -53,13 +58,18 @@ class Bounds(TypedDict, total=False):
 class Swept:
     """The result of a pass.
 
-    - ``done``: the number of records by what was done to them, such as ``{"deleted": 3}``.
-    - ``left``: the number of selected records that were left alone, by reason, such as ``{"live": 1}``.
+    - ``done``: the number of records by what was done to them, such as ``{"deleted":
+      3}``.
+    - ``left``: the number of selected records that were left alone, by reason, such as
+      ``{"live": 1}``.
     - ``bad``: the records that could not be written, by id, with the error.
     - ``seconds``: how long it took, pauses included.
-    - ``lag``: for how many seconds the records that are left have been due, in a pass that takes the oldest first.
-    - ``after``: the id of the last record that was examined, in a pass that walks the table.
-    - ``cached_for``: for how many seconds a cache in front of the database may still replay what was erased.
+    - ``lag``: for how many seconds the records that are left have been due, in a pass
+      that takes the oldest first.
+    - ``after``: the id of the last record that was examined, in a pass that walks the
+      table.
+    - ``cached_for``: for how many seconds a cache in front of the database may still
+      replay what was erased.
     - ``finished``: nothing is left to examine.
     """
 
@@ -93,9 +103,9 @@ def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 class Batch:
     """What became of one batch.
 
-    ``changed``: what the change returned for each record. ``picked``: how many records were locked, whether changed or
-    not. ``last``, ``now``: when the last of them was due, and the database's time. ``wanted``, ``others``: what was
-    picked from a page.
+    ``changed``: what the change returned for each record. ``picked``: how many records
+    were locked, whether changed or not. ``last``, ``now``: when the last of them was
+    due, and the database's time. ``wanted``, ``others``: what was picked from a page.
     """
 
     changed: Sequence[Any] = ()
@@ -119,12 +129,16 @@ class Batch:
 
 
 Change = Callable[[Records], Batch]
-"""Changes the records of a queryset, which locks them as it is read. Called in a transaction."""
+"""Changes the records of a queryset, which locks them as it is read. Called in a
+transaction.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
-    """Records that are due, the oldest first by the indexed column ``due``; a change takes them out of ``rows()``."""
+    """Records that are due, the oldest first by the indexed column ``due``; a change
+    takes them out of ``rows()``.
+    """
 
     rows: Callable[[], Records]
     due: str
@@ -144,7 +158,8 @@ class Oldest:
             if passed:
                 left = left.exclude(pk__in=passed)
             if last is not None:
-                # Not from the beginning: until it is vacuumed, that part of the index is full of dead entries.
+                # Not from the beginning: until it is vacuumed, that part of the index
+                # is full of dead entries.
                 left = left.filter(**{f"{self.due}__gte": last})
             batch = (
                 _by_shard(left, change, size, passed)
@@ -160,7 +175,9 @@ class Oldest:
 
 
 def _by_shard(rows: Records, change: Change, size: int, passed: set[Any]) -> Batch:
-    """Change a batch of a table in which no statement can lock rows of several shards."""
+    """Change a batch of a table in which no statement can lock rows of several
+    shards.
+    """
     ids = in_transaction(
         rows.db, lambda: list(rows.values_list("pk", flat=True)[:size])
     )
@@ -176,8 +193,9 @@ def _by_shard(rows: Records, change: Change, size: int, passed: set[Any]) -> Bat
 class Pages:
     """The whole table, in the order of the ids.
 
-    ``pick`` reads of each page the ids of the wanted records, and what else the pass has to know of it. ``rows``: all
-    records, narrowed by the primary key as far as that is known. ``after``: the id at which an earlier run ended.
+    ``pick`` reads of each page the ids of the wanted records, and what else the pass
+    has to know of it. ``rows``: all records, narrowed by the primary key as far as that
+    is known. ``after``: the id at which an earlier run ended.
     """
 
     rows: Records
@@ -214,8 +232,13 @@ class Pages:
                 return
 
 
+class Source(Protocol):
+    def batches(self, change: Change | None, size: int) -> Iterator[Batch]:
+        """Apply ``change`` to one batch after another; without it, only count."""
+
+
 def sweep(
-    source: Oldest | Pages,
+    source: Source,
     change: Change,
     bounds: Bounds,
     result: Callable[[Batch], Swept],
@@ -223,13 +246,15 @@ def sweep(
     batch: int,
     ends: Callable[[], bool] | None = None,
 ) -> Swept:
-    """Apply ``change`` to all records of the ``source``, batch by batch, and return the sum of what was done.
+    """Apply ``change`` to all records of the ``source``, batch by batch, and return the
+    sum of what was done.
 
-    No record is changed that another transaction has locked. A record that can't be written is isolated, and the rest
-    of its batch is changed without it.
+    No record is changed that another transaction has locked. A record that can't be
+    written is isolated, and the rest of its batch is changed without it.
 
-    ``result``: returns what was done in a batch; the rest of ``Swept`` is the same for all passes.
-    ``batch``: the default of the pass. ``ends``: the deadline, if it has begun before.
+    ``result``: returns what was done in a batch; the rest of ``Swept`` is the same for
+    all passes. ``batch``: the default of the pass. ``ends``: the deadline, if it has
+    begun before.
     """
     if unknown := bounds.keys() - Bounds.__annotations__.keys():
         raise TypeError(f"unexpected arguments: {', '.join(sorted(unknown))}")
@@ -267,7 +292,9 @@ def _sum_of(batches: list[Batch]) -> Batch:
 
 
 def _changed(rows: Records, change: Change, size: int | None = None) -> Batch:
-    """Change the first ``size`` of ``rows`` in one transaction; if that fails, each of them in one of its own."""
+    """Change the first ``size`` of ``rows`` in one transaction; if that fails, each of
+    them in one of its own.
+    """
     try:
         return in_transaction(rows.db, lambda: change(locked(rows[:size])))
     except DatabaseError as error:
@@ -280,9 +307,10 @@ def _changed(rows: Records, change: Change, size: int | None = None) -> Batch:
         try:
             batches.append(
                 in_transaction(
-                    rows.db, lambda id=id: change(locked(rows.filter(pk=id)))
+                    rows.db,
+                    lambda id=id: change(locked(rows.filter(pk=id))),  # type: ignore[misc]
                 )
-            )  # type: ignore[misc]
+            )
         except DatabaseError as error:
             _raise_unless_of_a_row(error, rows.db)
             bad[id] = brief(error)
@@ -290,7 +318,9 @@ def _changed(rows: Records, change: Change, size: int | None = None) -> Batch:
 
 
 def _raise_unless_of_a_row(error: DatabaseError, using: str) -> None:
-    """Raise ``error`` if it would happen to any row: a right is missing, or the connection is gone."""
+    """Raise ``error`` if it would happen to any row: a right is missing, or the
+    connection is gone.
+    """
     connection = connections[using]
     if is_conflict(error) or (sqlstate(error) or "").startswith(OF_ANY_ROW):
         raise error
@@ -299,7 +329,9 @@ def _raise_unless_of_a_row(error: DatabaseError, using: str) -> None:
 
 
 def in_transaction(using: str, batch: Callable[[], T]) -> T:
-    """Run ``batch`` in a transaction of its own, and run it again after a conflict with another transaction."""
+    """Run ``batch`` in a transaction of its own, and run it again after a conflict with
+    another transaction.
+    """
     attempt = 1
     while True:
         try:
@@ -315,13 +347,17 @@ def in_transaction(using: str, batch: Callable[[], T]) -> T:
 
 
 def deadline(max_seconds: float | None) -> Callable[[], bool]:
-    """Return a function that tells whether ``max_seconds`` have passed. With ``None``, they never have."""
+    """Return a function that tells whether ``max_seconds`` have passed. With ``None``,
+    they never have.
+    """
     began = time.monotonic()
     return lambda: max_seconds is not None and time.monotonic() - began >= max_seconds
 
 
 def batch_size(batch: int, using: str) -> int:
-    """Return ``batch``, but at most as many ids as a statement of the database takes beside its other parameters."""
+    """Return ``batch``, but at most as many ids as a statement of the database takes
+    beside its other parameters.
+    """
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be at least 1.")
     most = connections[using].features.max_query_params

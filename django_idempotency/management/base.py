@@ -1,4 +1,6 @@
-"""What the maintenance commands share: options, databases, batches that a signal ends cleanly, and reports."""
+"""What the maintenance commands share: options, databases, batches that a signal ends
+cleanly, and reports.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from django_idempotency.maintenance.sweep import Bounds, Swept
 from django_idempotency.reporting.logs import cause
 from django_idempotency.stores import Store
 from django_idempotency.stores.connections import databases
-from django_idempotency.values.exceptions import NotConvertible, StoreUnavailable
+from django_idempotency.values.exceptions import IdempotencyError, StoreUnavailable
 from django_idempotency.values.printable import printable, printable_lines
 
 FAILURE = 1
@@ -37,12 +39,15 @@ LONGEST_NOTE = 200  # characters, as in the admin
 
 T = TypeVar("T")
 Work = Callable[..., bool]
-# What ends a command with one line: errors of databases and stores, and of their configuration.
-EXPECTED = (Error, StoreUnavailable, ImproperlyConfigured, NotConvertible)
+# What ends a command with one line: errors of databases and stores, and of their
+# configuration.
+EXPECTED = (Error, ImproperlyConfigured, IdempotencyError)
 
 
 class OneLineErrors(BaseCommand):
-    """Writes in English. Ends with one line and an exit code if the database refuses or can't be reached."""
+    """Writes in English. Ends with one line and an exit code if the database refuses or
+    can't be reached.
+    """
 
     unreachable = FAILURE  # the exit code if the database refuses or can't be reached
 
@@ -63,7 +68,9 @@ class OneLineErrors(BaseCommand):
             yield name, action
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run, and end with one line if the database refuses or can't be reached; with ``--json``, also as JSON."""
+        """Run, and end with one line if the database refuses or can't be reached; with
+        ``--json``, also as JSON.
+        """
         with override(None):
             try:
                 return super().execute(*args, **options)
@@ -77,11 +84,13 @@ class OneLineErrors(BaseCommand):
 
 
 class MaintenanceCommand(OneLineErrors):
-    """Takes ``--database`` and ``--json``. Reports on stdout; on a terminal, shows its progress on stderr.
+    """Takes ``--database`` and ``--json``. Reports on stdout; on a terminal, shows its
+    progress on stderr.
 
-    Without ``--database``, it works on each database with records in turn, and then, if it ``works_on_stores``, on
-    each store outside the databases. If one of them fails, the others are still worked on. The command then exits with
-    1, and also if a signal came before the last of them.
+    Without ``--database``, it works on each database with records in turn, and then, if
+    it ``works_on_stores``, on each store outside the databases. If one of them fails,
+    the others are still worked on. The command then exits with 1, and also if a signal
+    came before the last of them.
     """
 
     works_on_stores = False
@@ -100,7 +109,9 @@ class MaintenanceCommand(OneLineErrors):
         if self.works_on_stores:
             where.add_argument(
                 "--store",
-                help="alias in STORES of a store outside the databases; by default, all",
+                help=(
+                    "alias in STORES of a store outside the databases; by default, all"
+                ),
             )
         parser.add_argument(
             "--json",
@@ -128,16 +139,20 @@ class MaintenanceCommand(OneLineErrors):
         parser.add_argument("--note", default="", help="why, for the record's history")
 
     def operator(self, options: Mapping[str, Any], permission: str) -> Any:
-        """Return the named user, who must have the admin's permission for it; only the name if there is no admin."""
+        """Return the named user, who must have the admin's permission for it; only the
+        name if there is no admin.
+        """
         if len(options["note"]) > LONGEST_NOTE:
             raise CommandError(
-                f"--note has {len(options['note'])} characters; at most {LONGEST_NOTE} are allowed."
+                f"--note has {len(options['note'])} characters; at most {LONGEST_NOTE}"
+                " are allowed."
             )
         if not is_kept():
             return options["by"]
         if not options["by"]:
             raise CommandError(
-                "Pass --by with the name of the user who does this: it is kept in the record's history."
+                "Pass --by with the name of the user who does this: it is kept in the"
+                " record's history."
             )
         model: Any = get_user_model()
         name = printable(options["by"])
@@ -163,7 +178,9 @@ class MaintenanceCommand(OneLineErrors):
         store: str | None = None,
         **options: Any,
     ) -> bool:
-        """Call ``work`` for the database or store, or for each; return whether all went well."""
+        """Call ``work`` for the database or store, or for each; return whether all went
+        well.
+        """
         wanted: list[tuple[str, Store | None]] = []
         if store is None:
             wanted += [
@@ -204,11 +221,15 @@ class MaintenanceCommand(OneLineErrors):
 
     @abstractmethod
     def work(self, *args: Any, **options: Any) -> bool:
-        """Do the command's work on ``self.database`` or ``self.store``; return whether it exits with 0."""
+        """Do the command's work on ``self.database`` or ``self.store``; return whether
+        it exits with 0.
+        """
 
     @property
     def where(self) -> dict[str, Any]:
-        """The argument of functions of maintenance for the database or store that is worked on."""
+        """The argument of functions of maintenance for the database or store that is
+        worked on.
+        """
         return {"using": self.database} if self.store is None else {"store": self.store}
 
     @property
@@ -223,7 +244,9 @@ class MaintenanceCommand(OneLineErrors):
         verbosity: int,
         **arguments: Any,
     ) -> T:
-        """Return the result of ``work``, which a signal ends early, between two steps."""
+        """Return the result of ``work``, which a signal ends early, between two
+        steps.
+        """
         shows = verbosity > 0 and self.stderr.isatty()
 
         def go_on(total: T) -> bool:
@@ -243,7 +266,9 @@ class MaintenanceCommand(OneLineErrors):
     def run_pass(
         self, work: Callable[..., Swept], options: Mapping[str, Any], **more: Any
     ) -> Swept:
-        """``run`` a pass with the bounds in ``options`` and ``more``, and report the sum."""
+        """``run`` a pass with the bounds in ``options`` and ``more``, and report the
+        sum.
+        """
         bounds = {
             name: options[name]
             for name in Bounds.__annotations__
@@ -299,7 +324,8 @@ def sentence(swept: Swept, *, dry_run: bool = False) -> str:
         parts.append(age(swept.seconds))
     if swept.cached_for:
         parts.append(
-            f"the cache in front can't be reached, and may replay them for another {age(swept.cached_for)}"
+            "the cache in front can't be reached, and may replay them for another"
+            f" {age(swept.cached_for)}"
         )
     if not swept.finished:
         parts.append(_how_far(swept))
@@ -308,7 +334,10 @@ def sentence(swept: Swept, *, dry_run: bool = False) -> str:
 
 def _how_far(swept: Swept) -> str:
     if swept.after is not None:
-        return f"{100 * swept.after.int >> 128} % examined; continue with --after {swept.after}"
+        return (
+            f"{100 * swept.after.int >> 128} % examined; continue with --after"
+            f" {swept.after}"
+        )
     return f"{age(swept.lag)} behind" if swept.lag else "more is left"
 
 
@@ -323,11 +352,12 @@ def _sentence_about(error: Exception) -> str:
 
 @contextmanager
 def ended_by_signal() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or SIGINT sets instead of ending the process. The second signal ends it."""
+    """Yield an event that SIGTERM or SIGINT sets instead of ending the process. The
+    second signal ends it.
+    """
     ended = threading.Event()
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # signals can be handled only there
+    # signals can be handled only there
+    if threading.current_thread() is not threading.main_thread():
         yield ended
         return
     before = {

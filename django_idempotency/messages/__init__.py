@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from django_idempotency.engine import Context
-from django_idempotency.messages.attempt import current_context
 from django_idempotency.messages.consumer import Consumer, consume
 from django_idempotency.messages.handling import Backoff
 from django_idempotency.messages.message import (
     Ack,
     AlreadyDone,
     AwaitsOperator,
+    AwaitsStore,
     Delivery,
     Done,
     Exhausted,
@@ -23,7 +23,6 @@ from django_idempotency.messages.message import (
     RejectMessage,
     Retry,
     RetryLater,
-    StoreAway,
 )
 from django_idempotency.messages.results import NOT_KEPT
 
@@ -32,6 +31,7 @@ __all__ = [
     "Ack",
     "AlreadyDone",
     "AwaitsOperator",
+    "AwaitsStore",
     "Backoff",
     "Consumer",
     "Context",
@@ -48,7 +48,5 @@ __all__ = [
     "RejectMessage",
     "Retry",
     "RetryLater",
-    "StoreAway",
     "consume",
-    "current_context",
 ]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import Any, cast
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from asgiref.sync import sync_to_async
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
-from django_idempotency.engine import Context
 from django_idempotency.engine.digests import keyed
 from django_idempotency.messages.handling import Handling
 from django_idempotency.messages.message import (
     AlreadyDone,
     AwaitsOperator,
+    AwaitsStore,
     Delivery,
     Done,
     Exhausted,
@@ -28,7 +29,7 @@ from django_idempotency.messages.message import (
     Refused,
     RejectMessage,
     RetryLater,
-    StoreAway,
+    storable,
 )
 from django_idempotency.messages.results import (
     DONE,
@@ -41,7 +42,7 @@ from django_idempotency.messages.results import (
     stored_result,
 )
 from django_idempotency.reporting.logs import log
-from django_idempotency.values.exceptions import StoreUnavailable
+from django_idempotency.values.exceptions import Hold, StoreUnavailable
 from django_idempotency.values.fingerprints import canonical_json, digest
 from django_idempotency.values.outcomes import (
     Claimed,
@@ -52,6 +53,7 @@ from django_idempotency.values.outcomes import (
     Mismatch,
     OnHold,
     Operation,
+    Outcome,
     Release,
     Replay,
     StoredResponse,
@@ -59,33 +61,14 @@ from django_idempotency.values.outcomes import (
 )
 from django_idempotency.values.policy import Policy
 
+T = TypeVar("T")
+
 METHOD = "MESSAGE"
 OPERATOR_DELAY = 60
 STORE_DELAY = 1
 NOTHING_STATED = Policy()
-_current: ContextVar[Context | None] = ContextVar(
-    "django_idempotency_consumer", default=None
-)
 
 Handled = tuple[Verdict | None, "Delivery | Exception"]
-
-
-def current_context() -> Context | None:
-    """Return the context of the message that is being handled, or ``None`` outside a handler."""
-    context = _current.get()
-    return context if context is not None and context.running else None
-
-
-@contextmanager
-def _in_context(context: Context) -> Iterator[None]:
-    """Have ``current_context()`` return the context of a run, whose handler is running meanwhile."""
-    token = _current.set(context)
-    context.running = True
-    try:
-        yield
-    finally:
-        context.running = False
-        _current.reset(token)
 
 
 class Attempt:
@@ -100,7 +83,7 @@ class Attempt:
         self.limit = consumer.max_attempts + message.attempts_before
         digest = _fingerprint(message)
         operation = Operation(
-            scope=f"consumer:{consumer.name}:{message.source}",
+            scope=consumer.scope_of(message),
             key=message.id,
             fingerprint=digest,
             digest=digest,
@@ -110,9 +93,13 @@ class Attempt:
             database=engine.routed(policy),
         )
         self.operation = keyed(operation)
+        # of its message, if the consumer counts them
+        self.crashes = 0
 
     def consume(self, claimed: Claimed | None = None) -> Delivery:
-        """Handle the message with the claim that was made for it, or make a claim first."""
+        """Handle the message with the claim that was made for it, or make a claim
+        first.
+        """
         run = self.begin(claimed)
         if not isinstance(run, engine.Run):
             return run
@@ -137,20 +124,79 @@ class Attempt:
         )
 
     def begin(self, claimed: Claimed | None = None) -> engine.Run | Delivery:
-        """Claim the message and begin its run, or return the outcome that it has already."""
+        """Claim the message and begin its run, or return the outcome that it has
+        already.
+        """
+        begin = (
+            partial(
+                engine.begin, self.operation, self.policy, claims=self._claim_and_count
+            )
+            if claimed is None
+            else partial(engine.begin_claimed, claimed, self.policy)
+        )
+        return self._begun(begin)
+
+    def begin_or_wait(self) -> engine.Run | Delivery | engine.Pending:
+        return self._begun(partial(engine.begin_or_wait, self.operation, self.policy))
+
+    def begin_again(
+        self, pending: engine.Pending
+    ) -> engine.Run | Delivery | engine.Pending:
+        return self._begun(partial(engine.begin_again, pending))
+
+    def _begun(self, begin: Callable[[], T | Duplicate]) -> T | Delivery:
         try:
-            if claimed is None:  # noqa: SIM108
-                begun = engine.begin(self.operation, self.policy)
-            else:
-                begun = engine.begin_claimed(claimed, self.policy)
+            begun = begin()
         except StoreUnavailable as error:
-            return StoreAway(STORE_DELAY, str(error))
-        return begun if isinstance(begun, engine.Run) else self.delivery(begun)
+            return AwaitsStore(STORE_DELAY, str(error))
+        return self.delivery(begun) if isinstance(begun, Duplicate) else begun
+
+    # --- Crashes of a message among others that have its key
+
+    def _claim_and_count(self, operation: Operation, policy: Policy) -> Outcome:
+        outcome = engine.claim(operation, policy)
+        if self.consumer.counted_by is None or not isinstance(outcome, Claimed):
+            return outcome
+        if self.message.redelivered or outcome.taken_over:
+            self.crashes = self._count(Fail("its worker died"))
+        return outcome
+
+    def _count(self, verdict: Verdict) -> int:
+        """End one more attempt of a record that counts the crashes, and return how many
+        there were. Only its claims matter.
+        """
+        counted = replace(
+            self.operation,
+            key=storable(f"{self.consumer.counted_by}~crashes"),
+            fingerprint=bytes(32),
+            digest=None,
+        )
+        policy = self.policy.by_record.derive(
+            wait=None, retention=NOTHING_STATED.retention, audit_retention=None
+        )
+        run = engine.begin(counted, policy)
+        if not isinstance(run, engine.Run):
+            return 0
+        run.end(verdict)
+        return run.claim.attempt
+
+    # --- The end
 
     def end(
         self, run: engine.Run, verdict: Verdict | None, handled: Delivery | Exception
     ) -> Delivery:
         """End the run, and return what to tell the broker."""
+        try:
+            return self._finish(run, verdict, handled)
+        finally:
+            # its worker has lived to see the end
+            if self.crashes and not isinstance(handled, Exhausted):
+                with suppress(StoreUnavailable):
+                    self._count(Release())
+
+    def _finish(
+        self, run: engine.Run, verdict: Verdict | None, handled: Delivery | Exception
+    ) -> Delivery:
         error = handled if isinstance(handled, Exception) else None
         try:
             lost = run.end(verdict, error=error)
@@ -165,11 +211,13 @@ class Attempt:
         return cast("Delivery", handled)
 
     def handle(self, run: engine.Run) -> Handled:
-        """Run the handler. Return the verdict and what to tell the broker if it stands, or the handler's error."""
+        """Run the handler. Return the verdict and what to tell the broker if it stands,
+        or the handler's error.
+        """
         if exhausted := self._exhausted(run):
             return exhausted
         try:
-            with _in_context(run.context):
+            with engine.entered(run.context):
                 result = final(self.consumer.handler(self.message, run.context))
         except Exception as error:  # the handler's own
             return self._failed(run, error)
@@ -180,17 +228,20 @@ class Attempt:
         if exhausted := self._exhausted(run):
             return exhausted
         try:
-            with _in_context(run.context):
+            with engine.entered(run.context):
                 result = await self.consumer.handler(self.message, run.context)
         except Exception as error:  # the handler's own
             return self._failed(run, error)
         return await sync_to_async(self._done)(result)
 
     def _exhausted(self, run: engine.Run) -> Handled | None:
-        """Fail the message if all attempts are used up. A process that dies in its handler can't report its failure."""
-        if not self.consumer.is_exhausted(run.claim, self.message, self.limit):
+        """Fail the message if all attempts are used up. A process that dies in its
+        handler can't report its failure.
+        """
+        counted = self.consumer.counted_by is not None
+        before = self.crashes if counted else run.claim.attempt - 1
+        if before < self.limit:
             return None
-        before = run.claim.attempt - 1
         reason = f"{before} attempts failed or were cut short"
         return Fail(reason), Exhausted(reason, before)
 
@@ -200,6 +251,9 @@ class Attempt:
             return Keep(
                 stored_rejection(reason, self.policy), failure=True, rollback=True
             ), Refused(reason)
+        if isinstance(error, Hold):
+            held = AwaitsOperator(OPERATOR_DELAY, error.reason)
+            return Fail(error.reason, on_hold=True), held
         return self.consumer.verdict_on(error), error
 
     def _done(self, result: Any) -> Handled:
@@ -211,7 +265,9 @@ class Attempt:
             return None, error
 
     def stored(self, result: Any) -> StoredResponse:
-        """Return what is kept of a result. In lease mode, its effects have happened even if it can't be kept."""
+        """Return what is kept of a result. In lease mode, its effects have happened
+        even if it can't be kept.
+        """
         try:
             return stored_result(result, self.consumer.codec, self.policy)
         except Exception as error:  # a codec may raise anything
@@ -228,21 +284,24 @@ class Attempt:
 
     def _after(self, error: Exception, run: engine.Run) -> Delivery:
         if isinstance(error, StoreUnavailable):
-            return StoreAway(STORE_DELAY, str(error), has_run=True)
+            return AwaitsStore(STORE_DELAY, str(error), has_run=True)
         delivery = self.consumer.after(error, run.claim.attempt, self.limit)
-        message = "a message was not handled: %s"
-        fields = {
-            "operation": self.operation,
-            "attempt": run.claim.attempt,
-            "error": error,
-        }
-        log(logging.ERROR, "handler_failed", message, delivery.reason, **fields)  # type: ignore[union-attr, arg-type]
+        log(
+            logging.ERROR,
+            "handler_failed",
+            "a message was not handled: %s",
+            delivery.reason,
+            operation=self.operation,
+            attempt=run.claim.attempt,
+            error=error,
+        )
         return delivery
 
     def delivery(self, outcome: Duplicate) -> Delivery:
         match outcome:
             case Replay(response) if response.status < ERRORS:
-                return AlreadyDone(result_of(response, self.consumer.codec))
+                result = result_of(response, self.consumer.codec, self.operation)
+                return AlreadyDone(result)
             case Replay(response):
                 kind = Refused if response.status == REJECTED else MarkedFailed
                 return kind(reason_of(response))

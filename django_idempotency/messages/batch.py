@@ -8,7 +8,12 @@ from contextlib import suppress
 
 from django_idempotency import engine, signals
 from django_idempotency.messages.attempt import STORE_DELAY, Attempt
-from django_idempotency.messages.message import Delivery, Reject, RetryLater, StoreAway
+from django_idempotency.messages.message import (
+    AwaitsStore,
+    Delivery,
+    Reject,
+    RetryLater,
+)
 from django_idempotency.reporting.events import send
 from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Verdict
@@ -19,7 +24,8 @@ Attempts = Mapping[int, Attempt]  # by their numbers among the messages
 def consume_together(
     attempts: Sequence[Attempt | Reject], *, in_order: bool
 ) -> list[Delivery]:
-    """Handle the attempts of one consumer together if possible, and the others one by one, in their order.
+    """Handle the attempts of one consumer together if possible, and the others one by
+    one, in their order.
 
     ``in_order``: handle no message behind one that must be redelivered.
     """
@@ -33,20 +39,24 @@ def consume_together(
     }
     claims: dict[int, Claimed] = {}
     for group in _groups(valid, in_order=in_order):
-        claims |= _claim(group, deliveries)
-        _run_together(group, claims, deliveries, in_order=in_order)
+        claimed, known = _claim(group)
+        claims |= claimed
+        deliveries |= known
+        untried = {n: group[n] for n in group if n not in known}
+        deliveries |= _run_in_one_transaction(untried, claimed, in_order=in_order)
     _run_one_by_one(valid, claims, deliveries, in_order=in_order)
     return [deliveries[number] for number in range(len(attempts))]
 
 
 def _groups(attempts: Attempts, *, in_order: bool) -> list[dict[int, Attempt]]:
-    """Group attempts whose records are in one database, for one transaction. A group has at least two."""
+    """Group attempts whose records are in one database, for one transaction. A group
+    has at least two.
+    """
     groups: dict[str, dict[int, Attempt]] = defaultdict(dict)
     met = set()
     for number, attempt in attempts.items():
-        if (
-            attempt.policy.is_atomic and attempt.operation.id not in met
-        ):  # duplicates are handled later
+        # duplicates are handled later
+        if attempt.policy.is_atomic and attempt.operation.id not in met:
             met.add(attempt.operation.id)
             if (
                 where := engine.batched_in(attempt.operation, attempt.policy)
@@ -56,8 +66,10 @@ def _groups(attempts: Attempts, *, in_order: bool) -> list[dict[int, Attempt]]:
     return [] if several else [group for group in groups.values() if len(group) > 1]
 
 
-def _claim(group: Attempts, deliveries: dict[int, Delivery]) -> dict[int, Claimed]:
-    """Claim the messages that were never tried, in one statement, and find those that are done."""
+def _claim(group: Attempts) -> tuple[dict[int, Claimed], dict[int, Delivery]]:
+    """Claim the messages that were never tried, in one statement. Return their claims,
+    and the outcomes of those that are done.
+    """
     first = next(iter(group.values()))
     try:
         outcomes = engine.claim_many(
@@ -65,80 +77,67 @@ def _claim(group: Attempts, deliveries: dict[int, Delivery]) -> dict[int, Claime
         )
     except StoreUnavailable as error:
         send(signals.store_failed, first.operation, error=error)
-        deliveries |= dict.fromkeys(group, StoreAway(STORE_DELAY, str(error)))
+        return {}, dict.fromkeys(group, AwaitsStore(STORE_DELAY, str(error)))
+    claims: dict[int, Claimed] = {}
+    deliveries: dict[int, Delivery] = {}
+    for number, outcome in zip(group, outcomes, strict=True):
+        if isinstance(outcome, Claimed):
+            claims[number] = outcome
+        elif outcome is not None:
+            deliveries[number] = group[number].delivery(outcome)
+    return claims, deliveries
+
+
+def _run_in_one_transaction(
+    group: Attempts, claims: Mapping[int, Claimed], *, in_order: bool
+) -> dict[int, Delivery]:
+    """Return the outcomes of messages whose effects are committed. The others leave
+    nothing behind but their claims.
+    """
+    wanted = [number for number in group if in_order or number in claims]
+    claimed = [claims[number] for number in wanted if number in claims]
+    if not claimed:
         return {}
-    by_number = dict(zip(group, outcomes, strict=True))
-    deliveries |= {
-        number: group[number].delivery(outcome)
-        for number, outcome in by_number.items()
-        if outcome is not None and not isinstance(outcome, Claimed)
-    }
-    return {
-        number: outcome
-        for number, outcome in by_number.items()
-        if isinstance(outcome, Claimed)
-    }
-
-
-def _run_together(
-    group: Attempts,
-    claims: Mapping[int, Claimed],
-    deliveries: dict[int, Delivery],
-    *,
-    in_order: bool,
-) -> None:
-    """Add the outcomes of messages whose effects are committed. The others leave nothing behind but their claims."""
     done: dict[int, Delivery] = {}
-    wanted = [
-        number
-        for number in group
-        if number not in deliveries and (in_order or number in claims)
-    ]
-    if not any(number in claims for number in wanted):
-        return
-    batch = engine.Batch(
-        [claims[number] for number in wanted if number in claims],
-        group[wanted[0]].policy,
-    )
+    batch = engine.Batch(claimed, group[wanted[0]].policy)
     try:
         batch.begin()
         for number in wanted:
-            tried = number in claims and _try_in(
-                batch, done, number, group[number], claims[number]
-            )
-            if in_order and not tried:
+            delivery = None
+            if number in claims:
+                delivery = _try_in(batch, group[number], claims[number])
+            if delivery is not None:
+                done[number] = delivery
+            elif in_order:
                 break
-        batch.end()
-    except Exception as error:  # whatever it was, each message runs alone next, and meets it again if it persists
+        batch.commit()
+    except Exception as error:
+        # whatever it was, each message runs alone next, and meets it again if it
+        # persists
         batch.abort(error)
+        return {}
     except BaseException as error:
         batch.abort(error)
         raise
-    else:
-        deliveries |= done
+    return done
 
 
-def _try_in(
-    batch: engine.Batch,
-    done: dict[int, Delivery],
-    number: int,
-    attempt: Attempt,
-    claim: Claimed,
-) -> bool:
+def _try_in(batch: engine.Batch, attempt: Attempt, claim: Claimed) -> Delivery | None:
+    """Return the outcome of a message; ``None`` if it has to run alone."""
+    handled: list[Delivery] = []
+
     def work(run: engine.Run) -> Verdict | None:
         verdict, delivery = attempt.handle(run)
         if isinstance(delivery, Exception):
             raise delivery
-        done[number] = delivery
+        handled.append(delivery)
         return verdict
 
-    with suppress(
-        Exception
-    ):  # from the handler: the message runs alone next, and its error is reported then
+    # from the handler: the message runs alone next, and its error is reported then
+    with suppress(Exception):
         if batch.run(claim, work):
-            return True
-    done.pop(number, None)
-    return False
+            return handled[0]
+    return None
 
 
 def _run_one_by_one(

@@ -1,110 +1,100 @@
-"""Tasks of Django's own framework (Django 6.0 and later): a task that is run again returns its first result."""
+"""Tasks of Django's own framework (Django 6.0 and later): a task that is run again
+returns its first result.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.serializers.json import DjangoJSONEncoder
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
-from django_idempotency.messages import (
-    NOT_KEPT,
-    Ack,
-    Consumer,
-    Message,
-    Reject,
-    Retry,
-    RetryLater,
+from django_idempotency.messages.consumer import Caller
+from django_idempotency.messages.handling import MAX_CRASHES
+from django_idempotency.messages.message import Message
+from django_idempotency.messages.once import (
+    TASK_ID,
+    TaskOptions,
+    in_tenant,
+    returned,
 )
-from django_idempotency.messages.handling import MAX_ATTEMPTS
+from django_idempotency.messages.results import NOT_KEPT
+from django_idempotency.values.calls import KeyBy, Keying, arguments_of
 from django_idempotency.values.outcomes import dotted_name
 from django_idempotency.values.policy import Decorator, Policy
 
 
-class TaskNotRun(Exception):
-    """Nothing was done: the task runs elsewhere, is on hold, or the store is unavailable. It can be run again."""
-
-
-class TaskRejected(Exception):
-    """The task will not be run: its function rejected it, every attempt failed, or it came with other arguments."""
-
-
 def _protected(
-    function: Callable[..., Any], *, policy: Policy, max_attempts: int = MAX_ATTEMPTS
+    function: Callable[..., Any],
+    *,
+    policy: Policy,
+    max_crashes: int = MAX_CRASHES,
+    key: KeyBy | None = None,
 ) -> Callable[..., Any]:
     if hasattr(function, "enqueue"):
         raise ImproperlyConfigured(
             "@idempotent_task got a task, which is not protected. Put it below @task."
         )
     name = dotted_name(function)
+    keying = None if key is None else Keying(key, function, policy, also=[TASK_ID])
 
     @wraps(function)
-    def run(
-        context: Any, *args: Any, message_id: str | None = None, **kwargs: Any
-    ) -> Any:
+    def run(context: Any, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(context, "task_result"):
             raise ImproperlyConfigured(
-                f"{name} got no context: write @task(takes_context=True) above @idempotent_task."
+                f"{name} got no context: write @task(takes_context=True) above"
+                " @idempotent_task."
             )
         if engine.in_transaction(resolve(policy)) and _runs_at_once(context):
             return function(context, *args, **kwargs)
-        body = json.dumps([args, kwargs], cls=DjangoJSONEncoder).encode()
-        consumer = Consumer(
+        id, given = context.task_result.id, (context, *args)
+        consumer = Caller(
             "django_tasks",
-            lambda _message, _context: function(context, *args, **kwargs),
+            lambda _message, _context: function(*given, **kwargs),
             policy=policy,
-            max_attempts=max_attempts,
+            max_attempts=max_crashes,
             sender=function,
+            counted_by=id,
         )
-        return _result(
-            consumer, Message(name, message_id or context.task_result.id, body)
+        message = Message(
+            source=in_tenant(name, policy) if keying else name,
+            id=keying.of(given, kwargs, **{TASK_ID: id}) if keying else id,
+            body=arguments_of(function, given, kwargs, but=1),
+            redelivered=context.attempt > 1,
         )
+        result = returned(consumer.consume(message))
+        return None if result is NOT_KEPT else result
 
     run.idempotent = True  # type: ignore[attr-defined]
     return run
 
 
-if TYPE_CHECKING:
+idempotent_task = Decorator(
+    TaskOptions, _protected, "idempotent_task", "max_crashes", "key"
+)
+"""Run a task's function once for each task: ``@task(takes_context=True)`` above
+``@idempotent_task``, or ``@idempotent_task(…)`` with ``policy=`` or any options of
+``Policy``.
 
-    @dataclass(frozen=True, kw_only=True, eq=False)
-    class _Options(Policy):
-        max_attempts: int = MAX_ATTEMPTS
-else:
-    _Options = Policy
+The function's first argument is ``context``, as Django requires for such a task. A task
+is identified by the id of its result. ``key``: instead of the id, a template over the
+arguments, such as ``"charge-{order_id}"``, or a callable that takes them, as for
+``once``. A template may also use ``{task_id}``. However often tasks with one key are
+enqueued, one runs, and the others return its result. With ``key``, ``retention`` has to
+be set. A task whose worker has died ``max_crashes`` times is rejected.
 
-idempotent_task = Decorator(_Options, _protected, "idempotent_task", "max_attempts")
-"""Run a task's function once for each task: ``@task(takes_context=True)`` above ``@idempotent_task``, or
-``@idempotent_task(…)`` with ``policy=`` or any options of ``Policy``.
-
-The function's first argument is ``context``, as Django requires for such a task. A task is identified by the id of
-its result, or by ``message_id`` if that was passed to ``enqueue``, as the outbox does. However often a task is
-enqueued with the same ``message_id``, it runs once, and the others return its result. The function does not get
-``message_id``.
-
-The function's own exceptions are raised as they are. Raises ``TaskNotRun`` and ``TaskRejected``.
+The function's own exceptions are raised as they are. Raises ``NotRun``, ``Rejected``
+and ``StoreUnavailable``.
 """
 
 
 def _runs_at_once(context: Any) -> bool:
-    """Whether the task runs where it is enqueued. What it writes is then committed or rolled back with its caller."""
+    """Whether the task runs where it is enqueued. What it writes is then committed or
+    rolled back with its caller.
+    """
     from django.tasks.backends.immediate import ImmediateBackend
 
     return isinstance(context.task_result.task.get_backend(), ImmediateBackend)
-
-
-def _result(consumer: Consumer, message: Message) -> Any:
-    match consumer.consume(message):
-        case Ack(result):
-            return None if result is NOT_KEPT else result
-        case Retry(error=error):
-            raise error
-        case RetryLater(reason=reason):
-            raise TaskNotRun(reason)
-        case Reject(reason=reason):
-            raise TaskRejected(reason)

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-ATTEMPTS = "idempotency-attempts"  # on a dead letter: how often it was tried; its replay gets max_attempts more
+# on a dead letter: how often it was tried; its replay gets max_attempts more
+ATTEMPTS = "idempotency-attempts"
 REASON = "idempotency-reason"
-ORIGINAL_ID = "idempotency-id"  # on a dead letter, whose broker gives it another id when it is sent back
+# on a dead letter, whose broker gives it another id when it is sent back
+ORIGINAL_ID = "idempotency-id"
 SHOWN = 64
 _PLAIN = re.compile(r"[!-~]{1,255}")
 _HASHED = re.compile(r".*~sha256:[0-9a-f]{64}", re.DOTALL)
@@ -22,10 +24,11 @@ _UNSHOWN = re.compile(r"[^!-~]+")
 class Message:
     """A message as its broker identifies it.
 
-    ``source``: the queue, topic or task that it came from; for CloudEvents, the ``source`` attribute.
-    ``id``: its id within that source, the same in every redelivery.
-    ``headers``: text by name, such as ``traceparent``.
-    ``redelivered``: whether the broker says that it has delivered the message before; false if it can't tell.
+    ``source``: the queue, topic or task that it came from; for CloudEvents, the
+    ``source`` attribute. ``id``: its id within that source, the same in every
+    redelivery. ``headers``: text by name, such as ``traceparent``. ``redelivered``:
+    whether the broker says that it has delivered the message before; false if it can't
+    tell.
 
     ``headers`` and ``redelivered`` are not compared.
     """
@@ -37,9 +40,8 @@ class Message:
     redelivered: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "headers", self.headers or {}
-        )  # a broker's client may say None
+        # a broker's client may say None
+        object.__setattr__(self, "headers", self.headers or {})
 
     @property
     def attempts_before(self) -> int:
@@ -49,14 +51,18 @@ class Message:
 
 
 class Unidentifiable(ValueError):
-    """The message can't be identified, or its body is not bytes. No delivery of it can be handled."""
+    """The message can't be identified, or its body is not bytes. No delivery of it can
+    be handled.
+    """
 
 
 def identified(message: Message) -> Message:
-    """Return ``message`` with a source and an id that a record can hold, and a body of bytes.
+    """Return ``message`` with a source and an id that a record can hold, and a body of
+    bytes.
 
-    Numbers and UUIDs are converted to text. A source or an id that is longer than 255 characters, or contains anything
-    but visible ASCII, is hashed; the hash follows the readable part. Raises ``Unidentifiable``.
+    Numbers and UUIDs are converted to text. A source or an id that is longer than 255
+    characters, or contains anything but visible ASCII, is hashed; the hash follows the
+    readable part. Raises ``Unidentifiable``.
     """
     if not isinstance(message.body, bytes | bytearray | memoryview):
         raise Unidentifiable(
@@ -81,25 +87,31 @@ def _text(value: Any, what: str) -> str:
         raise Unidentifiable(f"its {what} is {value!r}; it must be text or a number")
     if not value:
         raise Unidentifiable(
-            f"its {what} is empty: a redelivery can't be distinguished from another message"
+            f"its {what} is empty: a redelivery can't be distinguished from another"
+            " message"
         )
     return value
 
 
 def storable(text: str) -> str:
-    """Return ``text`` if it is 1 to 255 visible ASCII characters, else its readable part followed by its digest."""
+    """Return ``text`` if it is 1 to 255 visible ASCII characters, else its readable
+    part followed by its digest.
+    """
     if _PLAIN.fullmatch(text) and not _HASHED.fullmatch(text):
         return text
     shown = _UNSHOWN.sub("_", text)[:SHOWN]
-    return f"{shown}~sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    return f"{shown}~sha256:{digest.hexdigest()}"
 
 
-# --- What to tell the broker -----------------------------------------------------------------------------------------
+# --- What to tell the broker ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Acknowledge the message: it has been handled. ``result``: what the handler returned, or ``NOT_KEPT``."""
+    """Acknowledge the message: it has been handled. ``result``: what the handler
+    returned, or ``NOT_KEPT``.
+    """
 
     result: Any
 
@@ -125,7 +137,9 @@ class InFlightElsewhere(RetryLater):
 
 
 class OutOfTurn(RetryLater):
-    """An earlier message has to be handled first. This one was not tried, and its broker keeps it behind that one."""
+    """An earlier message has to be handled first. This one was not tried, and its
+    broker keeps it behind that one.
+    """
 
 
 class AwaitsOperator(RetryLater):
@@ -133,10 +147,11 @@ class AwaitsOperator(RetryLater):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreAway(RetryLater):
+class AwaitsStore(RetryLater):
     """The idempotency store can't be reached.
 
-    ``has_run``: whether the handler ran. It is unknown then whether its effects were committed.
+    ``has_run``: whether the handler ran. It is unknown then whether its effects were
+    committed.
     """
 
     has_run: bool = False
@@ -144,7 +159,9 @@ class StoreAway(RetryLater):
 
 @dataclass(frozen=True, slots=True)
 class Retry(RetryLater):
-    """The handler raised ``error`` in this ``attempt``, and its effects were rolled back."""
+    """The handler raised ``error`` in this ``attempt``, and its effects were rolled
+    back.
+    """
 
     attempt: int
     error: Exception = field(compare=False, repr=False)
@@ -166,7 +183,9 @@ class MarkedFailed(Reject):
 
 
 class Malformed(Reject):
-    """The message can't be identified, or its body differs from the first one under its id."""
+    """The message can't be identified, or its body differs from the first one under its
+    id.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +199,6 @@ Delivery = Ack | RetryLater | Reject
 
 
 class RejectMessage(Exception):
-    """Raise this in a handler if the message can never be handled. The handler's effects are rolled back."""
+    """Raise this in a handler if the message can never be handled. The handler's
+    effects are rolled back.
+    """

@@ -1,4 +1,6 @@
-"""Results of handlers, as their records keep them, so that a redelivery gets what the first delivery got."""
+"""Results of handlers, as their records keep them, so that a redelivery gets what the
+first delivery got.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any, Protocol
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.reporting.logs import log
-from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.outcomes import Operation, StoredResponse
 from django_idempotency.values.policy import Policy
 
 JSON = "application/json"
@@ -25,11 +27,15 @@ class NotKept(Enum):
 
 
 NOT_KEPT = NotKept.NOT_KEPT
-"""Stands for a result that was too large to keep, or could not be read again. Not ``None``, which a handler returns."""
+"""Stands for a result that was too large to keep, or could not be read again. Not
+``None``, which a handler returns.
+"""
 
 
 class Codec(Protocol):
-    """Turns results into bytes and back. ``encode`` raises ``TypeError`` or ``ValueError`` if it can't hold one."""
+    """Turns results into bytes and back. ``encode`` raises ``TypeError`` or
+    ``ValueError`` if it can't hold one.
+    """
 
     content_type: str
 
@@ -44,10 +50,17 @@ class PlainJSON:
     content_type = JSON
 
     def encode(self, result: Any) -> bytes:
-        body = json.dumps(result)
+        try:
+            body = json.dumps(result)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"A result can't be kept: {error}. Return what JSON can represent, such"
+                " as the text of a date or a Decimal."
+            ) from error
         if json.loads(body) != result:  # a tuple, or a dict with keys that are not text
             raise TypeError(
-                f"A replay of {result!r:.100} would differ; return something that JSON can represent."
+                f"A replay of {result!r:.100} would differ; return something that JSON"
+                " can represent."
             )
         return body.encode()
 
@@ -58,11 +71,13 @@ class PlainJSON:
 PLAIN_JSON = PlainJSON()
 
 
-# --- In the record ---------------------------------------------------------------------------------------------------
+# --- In the record --------------------------------------------------------------------
 
 
 def stored_result(result: Any, codec: Codec, policy: Policy) -> StoredResponse:
-    """Return a result as it is kept, without its body if that is too large. Raises ``TypeError``."""
+    """Return a result as it is kept, without its body if that is too large. Raises
+    ``TypeError``.
+    """
     return _stored(DONE, codec.encode(result), codec.content_type, policy)
 
 
@@ -78,18 +93,22 @@ def _stored(
 
 
 def final(result: Any) -> Any:
-    """Return ``result``. Raises ``ImproperlyConfigured`` if it has to be awaited: the handler has done nothing yet."""
+    """Return ``result``. Raises ``ImproperlyConfigured`` if it has to be awaited: the
+    handler has done nothing yet.
+    """
     if not isawaitable(result):
         return result
     if iscoroutine(result):
         result.close()
     raise ImproperlyConfigured(
-        f"{result!r} has to be awaited: nothing was done. Make the handler sync, or use aconsume()."
+        f"{result!r} has to be awaited: nothing was done. Make the handler sync, or use"
+        " aconsume()."
     )
 
 
-def result_of(response: StoredResponse, codec: Codec) -> Any:
-    """Return the result that a record keeps, or ``NOT_KEPT`` if its body was not kept or can't be read.
+def result_of(response: StoredResponse, codec: Codec, operation: Operation) -> Any:
+    """Return the result that the record of ``operation`` keeps, or ``NOT_KEPT`` if its
+    body was not kept or can't be read.
 
     A result that an operator wrote is JSON, text or nothing.
     """
@@ -109,6 +128,7 @@ def result_of(response: StoredResponse, codec: Codec) -> Any:
             "result_unreadable",
             "a stored result can't be read: %s",
             type(error).__name__,
+            operation=operation,
         )
         return NOT_KEPT
 

@@ -1,28 +1,29 @@
-"""Runners take messages from a broker, hand them to a consumer, and tell the broker the outcomes."""
+"""Runners take messages from a broker, hand them to a consumer, and tell the broker the
+outcomes.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_idempotency.conf import conf
 from django_idempotency.messages.consumer import Consumer
 from django_idempotency.messages.message import (
     ATTEMPTS,
     REASON,
     Ack,
+    AwaitsStore,
     Delivery,
     Exhausted,
     Malformed,
@@ -30,43 +31,56 @@ from django_idempotency.messages.message import (
     OutOfTurn,
     Reject,
     RetryLater,
-    StoreAway,
 )
-from django_idempotency.reporting.logs import log
+from django_idempotency.reporting.logs import is_due, log
 
 D = TypeVar("D")
-IDLE = 1.0  # seconds to wait for messages, and so to notice stop()
-SILENCE = 30.0  # seconds without hearing from the broker after which the runner is not healthy
+IDLE = 1.0  # seconds
+# seconds without hearing from the broker after which the runner is not healthy
+SILENCE = 30.0
 RECONNECT, AFTER_ERROR = 1.0, 5.0
 
 
+class NothingHeard(Exception):
+    """The broker does not respond, or has not what is consumed. The client keeps
+    trying, so that there is no need to connect again.
+    """
+
+
 class NotTaken(Exception):
-    """The broker is reachable, but does not take the message: there is no room, or it may not be sent there."""
+    """The broker is reachable, but does not take the message: there is no room, or it
+    may not be sent there.
+    """
 
 
 class Runner(ABC, Generic[D]):
-    """Runs a consumer on one broker, one batch after the other. An adapter defines how to talk to the broker.
+    """Runs a consumer on one broker, one batch after the other. An adapter defines how
+    to talk to the broker.
 
-    A turn: receive what is there, at most ``batch`` messages, hand it to ``consume_many``, and tell the broker the
-    outcomes. To handle more at a time, run more processes.
+    A turn: receive what is there, at most ``batch`` messages, hand it to
+    ``consume_many``, and tell the broker the outcomes. To handle more at a time, run
+    more processes.
 
-    While the store is unavailable, the runner receives nothing and keeps what it has, so that the broker counts no
-    delivery. It hands that to the consumer from time to time, until the store responds.
+    While the store is unavailable, the runner receives nothing and keeps what it has,
+    so that the broker counts no delivery. It hands that to the consumer from time to
+    time, until the store responds.
 
-    ``heartbeat``: seconds between two calls of ``keep_alive``, if the broker needs them.
-    ``redelivered_after``: seconds after which the broker takes an unsettled message for lost, if it does.
-    ``redelivered_for``: seconds for which a message can be redelivered, including a replay of its dead letter.
-    ``tells_redeliveries``: whether ``message`` sets ``redelivered``, by which crashes are counted with
-    ``claim="lock"``.
+    ``heartbeat``: seconds between two calls of ``keep_alive``, if the broker needs
+    them. ``idle``: seconds for which an idle runner waits for messages; ``stop()`` may
+    take as long. ``redelivered_after``: seconds after which the broker takes an
+    unsettled message for lost, if it does. ``redelivered_for``: seconds for which a
+    message can be redelivered, including a replay of its dead letter.
+    ``tells_redeliveries``: whether ``message`` sets ``redelivered``, by which crashes
+    are counted with ``claim="lock"``.
     """
 
     tells_redeliveries = False
     heartbeat: float | None = None
+    idle = IDLE
     redelivered_after: float | None = None
     redelivered_for: float = 7 * 24 * 60 * 60
-    broken: tuple[type[Exception], ...] = (
-        OSError,
-    )  # errors that mean a broken connection
+    # errors that mean a broken connection
+    broken: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(
         self,
@@ -84,27 +98,29 @@ class Runner(ABC, Generic[D]):
         self.batch = batch
         self.redelivered_for = redelivered_for or self.redelivered_for
         self.counts: Counter[str] = Counter()
-        self._heard = self._beat = 0.0
+        self._heard = self._last_beat = 0.0
         self._stopped = False
-        self._in_hand: list[D] = []
-        self._kept: list[
-            tuple[D, float]
-        ] = []  # messages that the broker did not take back, and when they are due
+        self._in_hand: dict[int, D] = {}  # by identity
+        # messages that the broker did not take back, and when they are due
+        self._kept: list[tuple[D, float]] = []
 
-    # --- What an adapter says ----------------------------------------------------------------------------------------
+    # --- What an adapter says ---------------------------------------------------------
 
     @abstractmethod
     def open(self) -> None:
         """Connect, and declare what has to exist.
 
-        Raises one of ``broken`` to be called again, and ``ImproperlyConfigured`` if reconnecting can't help.
+        Raises one of ``broken`` to be called again, and ``ImproperlyConfigured`` if
+        reconnecting can't help.
         """
 
     @abstractmethod
     def receive(self, most: int, timeout: float) -> Iterable[D]:
-        """Return at most ``most`` messages as soon as there are any, or none after ``timeout`` seconds.
+        """Return at most ``most`` messages as soon as there are any, or none after
+        ``timeout`` seconds.
 
-        Raises one of ``broken`` if the broker can't be reached.
+        Raises one of ``broken`` to connect again, and ``NothingHeard`` to be called
+        again.
         """
 
     @abstractmethod
@@ -117,55 +133,64 @@ class Runner(ABC, Generic[D]):
 
     @abstractmethod
     def later(self, received: D, delay: float) -> None:
-        """Have the message redelivered after ``delay`` seconds, not much sooner. It must not get lost meanwhile.
+        """Have the message redelivered after ``delay`` seconds, not much sooner. It
+        must not get lost meanwhile.
 
-        Raises ``NotTaken``. The runner then keeps the message, and handles it again after ``delay`` seconds.
+        Raises ``NotTaken``. The runner then keeps the message, and handles it again
+        after ``delay`` seconds.
         """
 
     @abstractmethod
     def dead_letter(self, received: D, headers: dict[str, str]) -> None:
-        """Keep the message, with the additional ``headers``, where operators look, and stop its delivery.
+        """Keep the message, with the additional ``headers``, where operators look, and
+        stop its delivery.
 
-        Raises ``NotTaken``. The message is then redelivered, and this method is tried again.
+        Raises ``NotTaken``. The message is then redelivered, and this method is tried
+        again.
         """
 
     def lane(self, received: D) -> Hashable:
-        """Return the lane in which the message keeps its order, such as its partition, or ``None`` for no order.
+        """Return the lane in which the message keeps its order, such as its partition,
+        or ``None`` for no order.
 
         The broker must deliver no message of a lane before one that comes ``later``.
         """
         return None
 
     def keep_alive(self) -> None:
-        """Tell the broker that this consumer is alive, and that the messages ``at_work`` are.
+        """Tell the broker that this consumer is alive, and that the messages
+        ``at_work`` are.
 
-        Called every ``heartbeat`` seconds. While handlers run, a thread calls it, and no other method is called.
+        Called every ``heartbeat`` seconds. While handlers run or the runner pauses, a
+        thread calls it, and no other method is called.
         """
 
     def close(self) -> None:
         """Disconnect. Messages that are not acknowledged are redelivered."""
 
-    # --- Running -----------------------------------------------------------------------------------------------------
+    # --- Running ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Consume until ``stop()``. If the connection breaks, connect again; the broker redelivers what was in hand.
+        """Consume until ``stop()``. If the connection breaks, connect again; the broker
+        redelivers what was in hand.
 
-        Raises ``ImproperlyConfigured`` if the broker is reachable but not set up as the adapter needs it.
+        Raises ``ImproperlyConfigured`` if the broker is reachable but not set up as the
+        adapter needs it.
         """
         while not self._stopped:
             try:
                 self._run_connected()
             except self.broken as error:
-                log(
+                self._log(
                     logging.WARNING,
-                    "broker_away",
+                    "broker_unavailable",
                     "the broker can't be reached: %s",
                     type(error).__name__,
                 )
                 self._pause(RECONNECT)
 
     def _run_connected(self) -> None:
-        self._in_hand, self._kept = [], []
+        self._in_hand, self._kept = {}, []
         try:
             self.open()
             while not self._stopped:
@@ -174,47 +199,66 @@ class Runner(ABC, Generic[D]):
             self.close()
 
     def stop(self) -> None:
-        """Receive no more messages, and end ``run()`` once those that are being handled are. For signal handlers."""
+        """Receive no more messages, and end ``run()`` once those that are being handled
+        are. For signal handlers.
+        """
         self._stopped = True
 
     def _pause(self, seconds: float) -> None:
-        """Sleep, but not for long after ``stop()``, which a signal handler may call in this thread."""
+        """Sleep, but not for long after ``stop()``, which a signal handler may call in
+        this thread.
+        """
         end = time.monotonic() + seconds
         while not self._stopped and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
 
     @property
     def at_work(self) -> list[D]:
-        """The messages that were received, and whose outcome the broker does not know."""
-        return [*self._in_hand, *(received for received, _due in self._kept)]
+        """The messages that were received, and whose outcome the broker does not
+        know.
+        """
+        return [*self._in_hand.values(), *(received for received, _due in self._kept)]
 
     @property
     def is_healthy(self) -> bool:
-        """Whether messages are being handled, or the runner looks for them and has heard from the broker of late."""
+        """Whether messages are being handled, or the runner looks for them and has
+        heard from the broker of late.
+        """
         return not self._stopped and (
             bool(self._in_hand) or time.monotonic() - self._heard < SILENCE
         )
 
     def _turn(self) -> None:
+        self._beat()
         now = time.monotonic()
-        if self.heartbeat is not None and now - self._beat >= self.heartbeat:
-            self.keep_alive()
-            self._beat = now
-        self._in_hand = [received for received, due in self._kept if due <= now]
+        taken = [received for received, due in self._kept if due <= now]
         self._kept = [(received, due) for received, due in self._kept if due > now]
-        if not self._in_hand:
-            self._in_hand = list(self.receive(self.batch, IDLE))
-            self._heard = time.monotonic()
+        if not taken:
+            # what is kept has to be kept alive
+            timeout = min(IDLE, self.heartbeat or IDLE) if self._kept else self.idle
+            try:
+                taken = list(self.receive(self.batch, timeout))
+            except NothingHeard as error:
+                if is_due(f"{self.consumer.name} received nothing: {error}"):
+                    message = "the broker sends nothing: %s"
+                    self._log(
+                        logging.WARNING, "broker_unavailable", message, str(error)
+                    )
+            else:
+                self._heard = time.monotonic()
+        self._in_hand = {id(received): received for received in taken}
         lanes: dict[Hashable, list[D]] = defaultdict(list)
-        for received in self._in_hand:
+        for received in taken:
             lanes[self.lane(received)].append(received)
         for lane, group in lanes.items():
             self._handle(group, in_order=lane is not None)
 
     def _handle(self, group: list[D], *, in_order: bool) -> None:
-        """Handle messages, and tell the broker the outcomes. Keep those for which the store is unavailable.
+        """Handle messages, and tell the broker the outcomes. Keep those for which the
+        store is unavailable.
 
-        If a message has run twice, each time without a known end, the store is there and the cause lies in the message.
+        If a message has run twice, each time without a known end, the store is there
+        and the cause lies in the message.
         """
         paused = has_run = False
         while group and not self._stopped:
@@ -224,13 +268,13 @@ class Runner(ABC, Generic[D]):
             lost = (
                 delivery
                 for _received, delivery in outcomes
-                if isinstance(delivery, StoreAway)
+                if isinstance(delivery, AwaitsStore)
             )
             away = next(
                 (delivery for delivery in lost if not (has_run and delivery.has_run)),
                 None,
             )
-            keeps = (StoreAway, OutOfTurn) if away is not None else ()
+            keeps = (AwaitsStore, OutOfTurn) if away is not None else ()
             self._tell(
                 [outcome for outcome in outcomes if not isinstance(outcome[1], keeps)]
             )
@@ -244,8 +288,11 @@ class Runner(ABC, Generic[D]):
             ]
             if away is not None:
                 if not paused:
-                    message = "no more messages are received until the store can be reached: %s"
-                    log(logging.WARNING, "receiving_paused", message, away.reason)
+                    message = (
+                        "no more messages are received until the store can be"
+                        " reached: %s"
+                    )
+                    self._log(logging.WARNING, "receiving_paused", message, away.reason)
                 with self._kept_alive():
                     self._pause(away.delay)
                 paused, has_run = True, has_run or away.has_run
@@ -256,7 +303,7 @@ class Runner(ABC, Generic[D]):
             with self._kept_alive():
                 return self.consumer.consume_many_in_thread(messages, in_order=in_order)
         except Exception as error:  # not a handler's; those are outcomes
-            log(
+            self._log(
                 logging.ERROR,
                 "handler_failed",
                 "messages were not handled: %r",
@@ -264,6 +311,25 @@ class Runner(ABC, Generic[D]):
                 error=error,
             )
             return [RetryLater(AFTER_ERROR, repr(error))] * len(group)
+
+    def _log(
+        self, level: int, event: str, message: str, *arguments: object, **fields: Any
+    ) -> None:
+        view = self.consumer.sender or self.consumer.handler
+        log(level, event, message, *arguments, view=view, **fields)
+
+    # --- Heartbeats -------------------------------------------------------------------
+
+    def _until_beat(self) -> float:
+        """Seconds until ``keep_alive`` is due. There is one clock, whatever the runner
+        does meanwhile.
+        """
+        return self._last_beat + (self.heartbeat or math.inf) - time.monotonic()
+
+    def _beat(self) -> None:
+        if self._until_beat() <= 0:
+            self._last_beat = time.monotonic()
+            self.keep_alive()
 
     @contextmanager
     def _kept_alive(self) -> Iterator[None]:
@@ -274,11 +340,10 @@ class Runner(ABC, Generic[D]):
         over = threading.Event()
 
         def beat() -> None:
-            with suppress(
-                *self.broken
-            ):  # this thread's successor in talking to the broker meets it too
-                while not over.wait(self.heartbeat):
-                    self.keep_alive()
+            while not over.wait(max(0.0, self._until_beat())):
+                # this thread's successor in talking to the broker meets it too
+                with suppress(*self.broken):
+                    self._beat()
 
         thread = threading.Thread(
             target=beat, name="idempotency-heartbeat", daemon=True
@@ -290,10 +355,13 @@ class Runner(ABC, Generic[D]):
             over.set()
             thread.join()
 
+    # --- Outcomes ---------------------------------------------------------------------
+
     def _identified(self, received: D) -> Message | Malformed:
         """Return what identifies a message.
 
-        A message that can't be identified becomes a dead letter, so that it does not end the runner at each restart.
+        A message that can't be identified becomes a dead letter, so that it does not
+        end the runner at each restart.
         """
         try:
             return self.message(received)
@@ -307,23 +375,27 @@ class Runner(ABC, Generic[D]):
             outcomes, lambda outcome: isinstance(outcome[1], Ack)
         ):
             if handled:
-                self.ack([received for received, _delivery in part])
+                done = [received for received, _delivery in part]
+                self.ack(done)
+                self._let_go(done)
                 continue
             for received, delivery in part:
                 if isinstance(delivery, Reject):
                     self._dead_letter(received, delivery)
                 elif isinstance(delivery, RetryLater):
                     self._later(received, delivery.delay)
-        done = {id(received) for received, _delivery in outcomes}
-        self._in_hand = [
-            received for received in self._in_hand if id(received) not in done
-        ]
+                self._let_go([received])
+
+    def _let_go(self, answered: Iterable[D]) -> None:
+        for received in answered:
+            self._in_hand.pop(id(received), None)
+        self._beat()
 
     def _later(self, received: D, delay: float) -> None:
         try:
             self.later(received, delay)
         except NotTaken as error:
-            log(
+            self._log(
                 logging.WARNING,
                 "delay_not_taken",
                 "a message has to wait in the consumer: %s",
@@ -343,7 +415,7 @@ class Runner(ABC, Generic[D]):
             self.dead_letter(received, {REASON: text[:500], ATTEMPTS: str(attempts)})
         except NotTaken as error:
             message_text = "a dead letter was not accepted: %s"
-            log(
+            self._log(
                 logging.ERROR,
                 "dead_letter_not_taken",
                 message_text,
@@ -352,7 +424,7 @@ class Runner(ABC, Generic[D]):
             )
             self._later(received, AFTER_ERROR)
         else:
-            log(
+            self._log(
                 logging.ERROR,
                 "dead_lettered",
                 "a message is dead-lettered: %s",
@@ -372,52 +444,3 @@ def runner_at(path: str) -> Runner[Any]:
             f"{path!r} is {found!r}; it must be a runner, or return one."
         )
     return found
-
-
-# --- Its health over HTTP, for the supervisor that restarts it -------------------------------------------------------
-
-
-@contextmanager
-def health_endpoint(runner: Runner[Any], address: str) -> Iterator[int]:
-    """Serve ``/healthz`` (200 or 503) on ``host:port``, and ``/metrics`` if Prometheus is on. Yield the port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, content_type, body = _answer(runner, self.path)
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    host, _colon, port = address.rpartition(":")
-    with ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler) as server:
-        threading.Thread(
-            target=server.serve_forever, name="idempotency-health", daemon=True
-        ).start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-
-
-def _answer(runner: Runner[Any], path: str) -> tuple[int, str, bytes]:
-    if path == "/healthz":
-        state = {
-            "healthy": runner.is_healthy,
-            "at_work": len(runner.at_work),
-            "outcomes": dict(runner.counts),
-        }
-        return (
-            200 if runner.is_healthy else 503,
-            "application/json",
-            json.dumps(state).encode(),
-        )
-    if path == "/metrics" and "prometheus" in conf().instrumentation:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        return 200, CONTENT_TYPE_LATEST, generate_latest()
-    return 404, "text/plain", b"There is /healthz, and /metrics with Prometheus.\n"

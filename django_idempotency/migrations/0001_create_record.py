@@ -1,4 +1,6 @@
-"""The table; on PostgreSQL also the function that claims, and autovacuum's parameters."""
+"""The table; on PostgreSQL also the function that claims, and autovacuum's
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,10 @@ from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
 
-# Every record is updated once and deleted once, so the dead are as many as the living, and the default would wait for a
-# fifth of the table. The completing update can't be HOT, because its columns are part of index predicates, so a
-# fillfactor would gain nothing. docs/retention.md has the figures.
+# Every record is updated once and deleted once, so the dead are as many as the living,
+# and the default would wait for a fifth of the table. The completing update can't be
+# HOT, because its columns are part of index predicates, so a fillfactor would gain
+# nothing. docs/retention.md has the figures.
 PARAMETERS = {"autovacuum_vacuum_scale_factor": 0.01}
 FUNCTION = (Path(__file__).parents[1] / "stores" / "sql" / "claim.sql").read_text()
 
@@ -31,7 +34,8 @@ def complete(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
             "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
         )
         editor.execute(
-            f"ALTER TABLE django_idempotency_record CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
+            f"ALTER TABLE django_idempotency_record"
+            f" CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
         )
 
 

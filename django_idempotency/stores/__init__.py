@@ -42,8 +42,9 @@ DEFAULT = "default"
 def store_for(policy: Policy, operation: Operation | None = None) -> Store:
     """Return the store that keeps the record of ``operation`` under ``policy``.
 
-    Raises ``ImproperlyConfigured`` for a store that is not in ``STORES`` or can't be made, and for one that can't keep
-    what the policy promises, such as atomic mode without transactions.
+    Raises ``ImproperlyConfigured`` for a store that is not in ``STORES`` or can't be
+    made, and for one that can't keep what the policy promises, such as atomic mode
+    without transactions.
     """
     alias = policy.store
     backend, options = configured(alias)
@@ -55,9 +56,11 @@ def store_for(policy: Policy, operation: Operation | None = None) -> Store:
 
 
 def stores_of(policy: Policy) -> Iterator[Store]:
-    """Yield every store that may keep a record under ``policy``: with a callable ``using``, one for each shard.
+    """Yield every store that may keep a record under ``policy``: with a callable
+    ``using``, one for each shard.
 
-    A store outside the database is yielded once, whatever ``using`` says. Raises what ``store_for`` raises.
+    A store outside the database is yielded once, whatever ``using`` says. Raises what
+    ``store_for`` raises.
     """
     if not callable(policy.using):
         yield store_for(policy)
@@ -71,22 +74,32 @@ def database_store(
     operation: Operation | None = None,
     options: DatabaseOptions = DEFAULTS,
 ) -> DatabaseStore:
-    """Return the store for the database of the record of ``operation``, chosen by the database's vendor."""
+    """Return the store for the database of the record of ``operation``, chosen by the
+    database's vendor.
+    """
     using = database_of(policy, operation)
-    if (
-        db.connections[using].vendor != "postgresql"
-    ):  # the name alone is a module of this package
-        return DatabaseStore(policy, using, options)
-    return (LockClaimStore if policy.claims_by_lock else PostgreSQLStore)(
-        policy, using, options
-    )
+    known: DatabaseStore | None = policy.derived.get(using)
+    if known is None or known.options is not options:
+        known = policy.derived[using] = _of_vendor(using, policy)(
+            policy, using, options
+        )
+    return known
 
 
-# --- The stores that the setting names -------------------------------------------------------------------------------
+def _of_vendor(using: str, policy: Policy) -> type[DatabaseStore]:
+    # the name alone is a module of this package
+    if db.connections[using].vendor != "postgresql":
+        return DatabaseStore
+    return LockClaimStore if policy.claims_by_lock else PostgreSQLStore
+
+
+# --- The stores that the setting names ------------------------------------------------
 
 
 class Configured(NamedTuple):
-    """One entry of ``STORES``: the class of the store, and what it returned for its ``OPTIONS``."""
+    """One entry of ``STORES``: the class of the store, and what it returned for its
+    ``OPTIONS``.
+    """
 
     backend: type[Store]
     options: Any
@@ -94,7 +107,9 @@ class Configured(NamedTuple):
 
 @lru_cache(maxsize=64)
 def configured(alias: str) -> Configured:
-    """Return the entry ``alias``. Raises ``ImproperlyConfigured`` if there is none or it can't be used."""
+    """Return the entry ``alias``. Raises ``ImproperlyConfigured`` if there is none or
+    it can't be used.
+    """
     stated = conf().stores.get(alias)
     if stated is not None:
         return _made(alias, stated["BACKEND"], stated.get("OPTIONS", {}))
@@ -114,7 +129,8 @@ def _made(alias: str, path: str, options: Any) -> Configured:
         ) from error
     if not (isinstance(backend, type) and issubclass(backend, Store)):
         raise ImproperlyConfigured(
-            f"STORES: {path} of {alias!r} is not a {Store.__module__}.{Store.__qualname__}."
+            f"STORES: {path} of {alias!r} is not a"
+            f" {Store.__module__}.{Store.__qualname__}."
         )
     try:
         return Configured(backend, backend.configure(**options))
@@ -125,7 +141,8 @@ def _made(alias: str, path: str, options: Any) -> Configured:
 
 
 def forget(ids: Collection[UUID], using: str) -> float:
-    """Stop the stores from replaying these records of the database ``using``. Call it once they are changed.
+    """Stop the stores from replaying these records of the database ``using``. Call it
+    once they are changed.
 
     Return for how many seconds one of them may replay the records all the same.
     """

@@ -1,13 +1,15 @@
-"""Records in a database, by Django's ORM: works on every database that Django's ``select_for_update`` works on."""
+"""Records in a database, by Django's ORM: works on every database that Django's
+``select_for_update`` works on.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Literal
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, timedelta
+from typing import Any, Literal, Self
 from uuid import UUID
 
 from django.db import DatabaseError, IntegrityError, connections, transaction
@@ -23,6 +25,7 @@ from django.db.models import (
     When,
 )
 from django.db.models.expressions import Combinable
+from django.db.models.functions import Greatest
 from django.db.models.sql import InsertQuery
 from django.utils.translation import gettext_noop
 
@@ -35,9 +38,10 @@ from django_idempotency.models import (
 )
 from django_idempotency.stores.base import Found, Seen, Store, Unlocked
 from django_idempotency.stores.connections import alias as database_of
+from django_idempotency.stores.django_state import in_transaction_of_others
 from django_idempotency.stores.errors import is_missing_savepoint, store_errors
 from django_idempotency.stores.own_connections import own_connection
-from django_idempotency.stores.transactions import Transaction, noted, recover
+from django_idempotency.stores.transactions import Send, Transaction, recover
 from django_idempotency.values.exceptions import StoreConflict, TransactionEnded
 from django_idempotency.values.outcomes import (
     Claimed,
@@ -48,12 +52,13 @@ from django_idempotency.values.outcomes import (
 from django_idempotency.values.policy import Policy
 from django_idempotency.values.rules import Options, one_of, option
 
-# The reason in a record from the moment its row is locked until it is completed. Others see it only if the application
-# commits the transaction in between.
+# The reason in a record from the moment its row is locked until it is completed. Others
+# see it only if the application commits the transaction in between.
 COMMITTED_EARLY = gettext_noop("its transaction was committed before the run had ended")
 SAVEPOINT = "django_idempotency_run"
-# On MariaDB an INSERT of an existing key waits for its owner, 50 seconds by default. A second is enough for a rival to
-# commit its INSERT, and too short for an owner to finish.
+# On MariaDB an INSERT of an existing key waits for its owner, 50 seconds by default. A
+# second is enough for a rival to commit its INSERT, and too short for an owner to
+# finish.
 A_SECOND = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
 
 COLUMNS = tuple(Snapshot.__dataclass_fields__)[:-1]
@@ -69,7 +74,8 @@ def ahead(seconds: float) -> Combinable:
 class DatabaseOptions(Options):
     """The ``OPTIONS`` of a store in a database.
 
-    ``row_lock``: how to lock a row that may change owner, ``"nowait"`` or ``"skip_locked"``.
+    ``row_lock``: how to lock a row that may change owner, ``"nowait"`` or
+    ``"skip_locked"``.
     """
 
     row_lock: Literal["nowait", "skip_locked"] = option(
@@ -80,12 +86,17 @@ class DatabaseOptions(Options):
 DEFAULTS = DatabaseOptions()
 
 
+@dataclass(frozen=True)
 class DatabaseStore(Store):
-    """The portable store: a lookup, then an insert, with the same outcomes as the one-statement claim on PostgreSQL.
+    """The portable store: a lookup, then an insert, with the same outcomes as the
+    one-statement claim on PostgreSQL.
 
-    A run's effects can be committed together with its record. ``lock()`` proves that an owner is alive, and the end of
-    the lock that it is dead, without a clock.
+    A run's effects can be committed together with its record. ``lock()`` proves that an
+    owner is alive, and the end of the lock that it is dead, without a clock.
     """
+
+    send: Send | None = field(default=None, compare=False, repr=False)
+    """Executes the statement that finishes a run; ``None``: as any other."""
 
     transactional = True
 
@@ -108,29 +119,24 @@ class DatabaseStore(Store):
         return IdempotencyRecord.objects.using(self.name)
 
     def in_foreign_transaction(self) -> bool:
-        connection = self.connection
-        if connection.in_atomic_block:
-            return not all(
-                getattr(block, "_from_testcase", False)
-                for block in connection.atomic_blocks
-            )
-        return not (
-            connection.settings_dict["AUTOCOMMIT"]
-            if connection.connection is None
-            else connection.autocommit
-        )
+        connection = connections[self.name]
+        recover(connection)
+        return in_transaction_of_others(connection)
 
     def recover(self) -> None:
-        recover(self.connection)
+        recover(self.connection, attended=True)
 
     def transaction(self, claim: Claimed | None = None) -> Transaction:
-        """Return a business transaction: that which ``claim`` has begun, if it is a lock, or else one to begin."""
-        if claim is None or not claim.by_lock:
-            return Transaction(self.name, durable=True)
-        found = noted(self.connection)
-        if found is None:
-            raise TransactionEnded
-        return found
+        """Return a business transaction: that which ``claim`` has begun, if it is a
+        lock, or else one to begin.
+        """
+        return Transaction(self.name, durable=True)
+
+    def sending_by(self, send: Send) -> Self:
+        """Return this store for the last write of a transaction, which ``send``
+        executes together with COMMIT if it is one statement.
+        """
+        return type(self)(self.policy, self.name, self.options, self.schemas, send)
 
     def claim(self, operation: Operation, token: UUID) -> Found:
         with store_errors():
@@ -168,9 +174,8 @@ class DatabaseStore(Store):
         rows = self.rows.filter(pk=id)
         with store_errors(), Transaction(rows.db):
             if not connections[rows.db].features.has_select_for_update:
-                rows.update(
-                    updated_at=F("updated_at")
-                )  # takes the write lock of the whole database
+                # takes the write lock of the whole database
+                rows.update(updated_at=F("updated_at"))
             record = _first(
                 _for_update(
                     rows, nowait=(self.options or DEFAULTS).row_lock == "nowait"
@@ -191,7 +196,7 @@ class DatabaseStore(Store):
             on_hold=False,
             reason="",
             **anew,
-            **_claim(token, self.policy, operation),
+            **_claim(token, self.policy, operation) | _kept_at_least(self.policy),
             **_response_columns(None),
         )
         return claim
@@ -199,7 +204,7 @@ class DatabaseStore(Store):
     def hold(self, record: Snapshot, reason: str) -> None:
         check_move(record.status, Status.FAILED)
         self.rows.filter(pk=record.id).update(
-            on_hold=True, reason=reason, **_ended(Status.FAILED, self.policy)
+            on_hold=True, reason=reason, **_undecided(self.policy)
         )
 
     def read(self, id: UUID) -> Snapshot | None:
@@ -207,7 +212,8 @@ class DatabaseStore(Store):
             return _first(self.rows.filter(pk=id))
 
     def lock(self, claim: Claimed) -> Claimed | None:
-        """Lock the record until the business transaction ends, or the whole database if it has no row locks.
+        """Lock the record until the business transaction ends, or the whole database if
+        it has no row locks.
 
         Return the claim as it is in this transaction, or ``None`` if the claim is lost.
         """
@@ -225,12 +231,16 @@ class DatabaseStore(Store):
         return claim.with_receipt(None)
 
     def read_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
-        """Return the record of a claim whose COMMIT got no reply; ``BUSY`` while it may still be running."""
+        """Return the record of a claim whose COMMIT got no reply; ``BUSY`` while it may
+        still be running.
+        """
         with self.try_lock(claim.id) as record:
             return record
 
     def _is_locked(self, claim: Claimed) -> bool:
-        """Whether ``lock`` has returned this claim, which then knows its transaction."""
+        """Whether ``lock`` has returned this claim, which then knows its
+        transaction.
+        """
         return claim.receipt is not None
 
     def complete(
@@ -239,10 +249,10 @@ class DatabaseStore(Store):
         if self._is_locked(claim):
             self._expect_savepoint()
         status = Status.FAILED if failure else Status.COMPLETED
-        return self._end(
+        return self._close(
             claim,
             reason="",
-            **_ended(status, self.policy),
+            **_closed(status, self.policy),
             **_response_columns(response),
         )
 
@@ -261,34 +271,39 @@ class DatabaseStore(Store):
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
         if not self._is_locked(claim):
-            return self._end(
+            return self._close(
                 claim,
                 on_hold=on_hold,
                 reason=reason,
-                **_ended(Status.FAILED, self.policy),
+                **_undecided(self.policy),
             )
         committed = self._was_committed(claim)
         held = Case(When(committed, then=Value(True)), default=Value(on_hold))
         stored_reason = Case(
             When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason)
         )
-        # In MariaDB, assignments see the effect of earlier ones, so the reason comes last.
-        return self._end(
+        # In MariaDB, assignments see the effect of earlier ones, so the reason comes
+        # last.
+        return self._close(
             claim,
             on_hold=held,
-            **_ended(Status.FAILED, self.policy),
+            **_undecided(self.policy),
             reason=stored_reason,
         )
 
     def _was_committed(self, claim: Claimed) -> Any:
-        """Return the condition that the record's transaction is committed, although the record is not completed."""
+        """Return the condition that the record's transaction is committed, although the
+        record is not completed.
+        """
         return Q(reason=COMMITTED_EARLY)
 
     def has_released(self, claim: Claimed) -> bool:
-        """Return whether the transaction that released the claim, whose COMMIT got no reply, is committed."""
+        """Return whether the transaction that released the claim, whose COMMIT got no
+        reply, is committed.
+        """
         return self.read(claim.id) is None
 
-    def _end(self, claim: Claimed, **values: Any) -> bool:
+    def _close(self, claim: Claimed, **values: Any) -> bool:
         with store_errors():
             return self._owned_by(claim).update(**values) == 1
 
@@ -345,7 +360,8 @@ class DatabaseStore(Store):
             return same and bool(self.rows.filter(pk=record.id)._raw_delete(self.name))
 
     def _owned_by(self, claim: Claimed) -> QuerySet[IdempotencyRecord]:
-        # By id and token only: with the status, too, PostgreSQL would walk the partial index of all live rows.
+        # By id and token only: with the status, too, PostgreSQL would walk the partial
+        # index of all live rows.
         return self.rows.filter(pk=claim.id, token=claim.token)
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
@@ -369,14 +385,19 @@ def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
 
 
 def snapshot(row: Any, using: str) -> Snapshot:
-    """Return a record made of a row's values, which are in the order of the snapshot's fields."""
+    """Return a record made of a row's values, which are in the order of the snapshot's
+    fields.
+    """
     record = dict(zip(Snapshot.__dataclass_fields__, row, strict=True))
     for name in TIMES:
-        if record[name] is not None:
-            record[name] = in_utc(record[name], using)
+        time = record[name]
+        if time is not None and time.tzinfo is not UTC:
+            record[name] = in_utc(time, using)
     if isinstance(record["response_headers"], str):
-        with suppress(ValueError):  # damaged by hand
+        try:  # noqa: SIM105 (suppress() would cost each replay three calls)
             record["response_headers"] = json.loads(record["response_headers"])
+        except ValueError:  # damaged by hand
+            pass
     for name in ("fingerprint", "response_body"):
         if isinstance(record[name], memoryview):  # as psycopg2 reads it
             record[name] = bytes(record[name])
@@ -384,9 +405,11 @@ def snapshot(row: Any, using: str) -> Snapshot:
 
 
 def try_to_write(rows: QuerySet[IdempotencyRecord]) -> None:
-    """Raise ``DatabaseError`` if no record can be updated, as in a read-only database. This locks nothing.
+    """Raise ``DatabaseError`` if no record can be updated, as in a read-only database.
+    This locks nothing.
 
-    On SQLite, it would take the write lock of the whole database, so it is not tried there.
+    On SQLite, it would take the write lock of the whole database, so it is not tried
+    there.
     """
     if connections[rows.db].features.has_select_for_update:
         rows.filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
@@ -395,7 +418,9 @@ def try_to_write(rows: QuerySet[IdempotencyRecord]) -> None:
 def _for_update(
     rows: QuerySet[IdempotencyRecord], *, nowait: bool = False
 ) -> QuerySet[IdempotencyRecord]:
-    """Return ``rows``, to be locked as they are read: with NOWAIT, or else with SKIP LOCKED."""
+    """Return ``rows``, to be locked as they are read: with NOWAIT, or else with SKIP
+    LOCKED.
+    """
     features = connections[rows.db].features
     return rows.select_for_update(
         nowait=nowait and features.has_select_for_update_nowait,
@@ -420,7 +445,7 @@ def _claim(token: UUID, policy: Policy, operation: Operation) -> dict[str, Any]:
     }
 
 
-def _ended(status: Status, policy: Policy) -> dict[str, Any]:
+def _closed(status: Status, policy: Policy) -> dict[str, Any]:
     claim = {
         "status": status,
         "token": None,
@@ -429,6 +454,19 @@ def _ended(status: Status, policy: Policy) -> dict[str, Any]:
         "updated_at": DatabaseNow(),
     }
     return {**claim, **_kept_until(policy)}
+
+
+def _undecided(policy: Policy) -> dict[str, Any]:
+    """Return the columns of a failed run without a response."""
+    return {**_closed(Status.FAILED, policy), **_kept_at_least(policy)}
+
+
+def _kept_at_least(policy: Policy) -> dict[str, Any]:
+    """Return ``_kept_until``, unless the record is kept for longer already: a wing may
+    have said so of an operation that is half done. Citus refuses CASE here.
+    """
+    kept = _kept_until(policy)
+    return {name: Greatest(F(name), until) for name, until in kept.items()}
 
 
 def _kept_until(policy: Policy) -> dict[str, Any]:

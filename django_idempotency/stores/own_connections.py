@@ -1,4 +1,6 @@
-"""Connections that background threads have to themselves: from no pool, and with a limit to every wait."""
+"""Connections that background threads have to themselves: from no pool, and with a
+limit to every wait.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 def own_connection(
     name: str, *, seconds: float, schemas: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Have this thread use a connection of its own to the database ``name`` inside the block.
+    """Have this thread use a connection of its own to the database ``name`` inside the
+    block.
 
-    Connecting, a statement, a lock and the block as a whole may each take ``seconds``. After that, they fail as if the
-    database were away. ``schemas``: where PostgreSQL looks for the tables first.
+    Connecting, a statement, a lock and the block as a whole may each take ``seconds``.
+    After that, they fail as if the database were unavailable. ``schemas``: where
+    PostgreSQL looks for the tables first.
     """
     connection = _own(name, seconds)
     timer = threading.Timer(seconds, _cut_off, [connection])
@@ -49,7 +53,8 @@ def _own(name: str, seconds: float) -> Any:
 
 
 def _settings(connection: BaseDatabaseWrapper, seconds: float) -> dict[str, Any]:
-    """Return the settings of ``connection``, without a pool and with limits; libpq takes 2 seconds at least.
+    """Return the settings of ``connection``, without a pool and with limits; libpq
+    takes 2 seconds at least.
 
     https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
     """
@@ -83,10 +88,14 @@ def _settings(connection: BaseDatabaseWrapper, seconds: float) -> dict[str, Any]
     }
 
 
-# --- What each statement is sent with, on PostgreSQL -----------------------------------------------------------------
+# --- What each statement is sent with, on PostgreSQL ----------------------------------
 
-# For one transaction only: behind a pooler, the session belongs to another client in the next one.
-LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
+# For one transaction only: behind a pooler, the session belongs to another client in
+# the next one.
+LIMITS = (
+    "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s,"
+    " true)"
+)
 SCHEMAS = "SELECT set_config('search_path', %s || current_setting('search_path'), true)"
 
 
@@ -112,7 +121,8 @@ def _limiting(
 
 
 def _cut_off(connection: BaseDatabaseWrapper) -> None:
-    # A frozen server, or a proxy that has lost it, confirms each packet, so that no TCP timeout expires.
+    # A frozen server, or a proxy that has lost it, confirms each packet, so that no TCP
+    # timeout expires.
     with suppress(Exception):
         inner: Any = connection.connection
         with socket.socket(fileno=os.dup(inner.fileno())) as wire:

@@ -1,12 +1,24 @@
-"""Transactions that leave a sound connection, whatever interrupts them."""
+"""Transactions of this package: each is ended once, by one verb that tells what came of
+it, and leaves a sound connection, whatever interrupts it.
+
+.. code-block:: python
+
+    transaction = Transaction("default", durable=True)
+    transaction.begin()
+    ...
+    match transaction.commit_after(lambda send: send(INSERT, values)):
+        case Committed(): ...
+        case Undone(error): ...
+        case InDoubt(error): ...
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from enum import Enum
 from threading import get_ident
-from typing import Any
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -14,28 +26,86 @@ from django.db.transaction import TransactionManagementError
 
 from django_idempotency.reporting.logs import log
 from django_idempotency.stores import pipeline
-from django_idempotency.stores.handled_errors import (
-    ACTIVE,
+from django_idempotency.stores.django_state import (
     IN_ERROR,
     HandledErrors,
+    discard,
+    hooks_of,
+    is_inconsistent,
+    is_innermost,
+    is_out_of_step,
+    is_outermost,
+    leave_committed,
     libpq_status,
+    may_be_inside,
+    replace_hooks,
 )
 from django_idempotency.values.exceptions import StoreUnavailable
+
+T = TypeVar("T")
+# Executes a statement, and returns its first row and how many it found or changed.
+Send = Callable[[str, Sequence[Any]], pipeline.Result]
 
 NOTE = "_django_idempotency_transaction"
 SAVEPOINT = "django_idempotency"
 
 
+class State(Enum):
+    """``IN_DOUBT``: COMMIT was, or may have been, sent, and nothing is known of it."""
+
+    NEW = "new"
+    OPEN = "open"
+    IN_DOUBT = "in doubt"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class Committed(NamedTuple, Generic[T]):
+    """The transaction is committed. ``result``: what its last write returned."""
+
+    result: T
+
+    def expect(self) -> T:
+        return self.result
+
+
+class Undone(NamedTuple):
+    """Nothing of the transaction is committed, because of ``error``."""
+
+    error: BaseException
+
+    def expect(self) -> NoReturn:
+        raise self.error
+
+
+class InDoubt(NamedTuple):
+    """COMMIT was sent, but got ``error`` for a reply. It may have taken place."""
+
+    error: BaseException
+
+    def expect(self) -> NoReturn:
+        raise self.error
+
+
+class _CommitFailed(Exception):
+    """Leaves the last write, whose own reply was no error. Its cause is what COMMIT got
+    for a reply.
+    """
+
+
 class Transaction:
-    """A transaction of this package, which is ended explicitly: ``begin()``, then ``commit()`` or ``roll_back()``.
+    """A transaction of this package: ``begin()``, then ``commit_after(write)`` or
+    ``roll_back()``. ``abort(error)`` ends one whose code was left by an error.
 
-    An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike between any
-    two lines, even inside Django's own ``Atomic``. So the transaction is noted on its connection before it begins, and
-    until it has ended. ``close()`` rolls back what is left of it. Nobody may be left to call that, so the next claim on
-    the connection does: see ``recover()``.
+    An exception that a signal's handler raises (Celery's soft time limit, a worker's
+    timeout) can strike between any two lines, even inside Django's own ``Atomic``. So
+    the transaction is noted on its connection before it begins, and until it has ended.
+    ``close()`` rolls back what is left of it. Nobody may be left to call that, so the
+    next claim on the connection does: see ``recover()``.
 
-    ``owner``: the context of the run to which it belongs, if it is a run's. ``committing``: COMMIT was sent, together
-    with the write before it, and may have taken place; ``error`` is what came of it instead.
+    ``using``: the alias of the database. ``durable``: raise ``RuntimeError`` inside
+    another block. ``owner``: the context of the run to which it belongs, if it is a
+    run's.
     """
 
     def __init__(self, using: str, *, durable: bool = False) -> None:
@@ -45,12 +115,17 @@ class Transaction:
         self.owner: Any = None
         self.handled_errors: HandledErrors | None = None
         self.thread = get_ident()
-        self.ends = self.committing = self.has_savepoint = False
-        self.error: BaseException | None = None
+        self.state = State.NEW
+        self.has_savepoint = False
+
+    def __repr__(self) -> str:
+        return f"<Transaction on {self.connection.alias!r}: {self.state.value}>"
 
     def begin(self) -> None:
-        if (outer := noted(self.connection)) is None or not outer.is_open:
+        outer: Transaction | None = getattr(self.connection, NOTE, None)
+        if outer is None or not outer.is_left:
             setattr(self.connection, NOTE, self)
+        self.state = State.OPEN
         try:
             self.block.__enter__()
         except BaseException:  # what a signal's handler raises need not be an Exception
@@ -58,29 +133,42 @@ class Transaction:
             raise
 
     def outlive_handled_errors(self) -> None:
-        """Have errors that are handled from now on undo no more than they would outside of the transaction."""
-        if self._is_innermost():
+        """Have errors that are handled from now on undo no more than they would outside
+        of the transaction.
+        """
+        if is_innermost(self.block, self.connection):
             self.handled_errors = HandledErrors(self.connection)
 
     @property
     def must_roll_back(self) -> bool:
         """Whether this can no longer be committed."""
         return (
-            transaction.get_rollback(self.connection.alias)
-            or libpq_status(self.connection) == IN_ERROR
+            self.connection.get_rollback() or libpq_status(self.connection) == IN_ERROR
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error of the database has undone writes that were not part of what
+        failed, and would stand outside of a transaction.
+        """
+        return self.handled_errors is not None and (
+            libpq_status(self.connection) == IN_ERROR
+            or (self.must_roll_back and self.handled_errors.has_failed)
         )
 
     def behind_savepoint(self, work: Callable[[], bool]) -> bool:
-        """Call ``work`` behind a savepoint, which the next call releases, and return what it returns.
+        """Call ``work`` behind a savepoint, which the next call releases, and return
+        what it returns.
 
-        If that is false, or if it raises, its writes are rolled back, and its ``on_commit`` hooks are dropped. Each
-        savepoint costs one message to the server: ``transaction.atomic()`` would send two statements by Django's
-        cursors.
+        If that is false, or if it raises, its writes are rolled back, and its
+        ``on_commit`` hooks are dropped. Each savepoint costs one message to the server:
+        ``transaction.atomic()`` would send two statements by Django's cursors.
 
-        Raises ``TransactionManagementError`` if ``work`` returns true but has left the transaction failed or marked for
-        rollback, because nothing of it could be committed.
+        Raises ``TransactionManagementError`` if ``work`` returns true but has left the
+        transaction failed or marked for rollback, because nothing of it could be
+        committed.
         """
-        connection, hooks = self.connection, len(self.connection.run_on_commit)
+        connection, hooks = self.connection, len(hooks_of(self.connection))
         release = (
             [(connection.ops.savepoint_commit_sql(SAVEPOINT), ())]
             if self.has_savepoint
@@ -88,7 +176,7 @@ class Transaction:
         )
         pipeline.together(
             [*release, (connection.ops.savepoint_create_sql(SAVEPOINT), ())], connection
-        )
+        ).expect()
         self.has_savepoint = True
         try:
             with transaction.atomic(using=connection.alias, savepoint=False):
@@ -106,30 +194,28 @@ class Transaction:
 
     def _undo(self, hooks: int) -> None:
         connection, using = self.connection, self.connection.alias
-        del connection.run_on_commit[hooks:]
-        transaction.set_rollback(
-            False, using=using
-        )  # else Django lets no statement through
+        del hooks_of(connection)[hooks:]
+        # else Django lets no statement through
+        transaction.set_rollback(False, using=using)
         try:
             pipeline.execute(
                 connection.ops.savepoint_rollback_sql(SAVEPOINT), (), connection
             )
         except BaseException as error:
             transaction.set_rollback(True, using=using)
-            if not isinstance(
-                error, Error
-            ):  # the exception that ``work`` raised says more than an ``Error`` does
+            # the exception that ``work`` raised says more than an ``Error`` does
+            if not isinstance(error, Error):
                 raise
 
-    def take_over_hooks(
-        self, report: Callable[[Exception], None]
-    ) -> Callable[[], None]:
-        """Have every hook run after COMMIT, even if others raise. Errors go to ``report``.
+    def defer_hooks(self, report: Callable[[Exception], None]) -> Callable[[], None]:
+        """Have every ``on_commit`` hook run, even if others raise. Errors go to
+        ``report``.
 
-        Django runs them when COMMIT returns, and skips the rest once one raises. Call this last inside the transaction.
-        Return a function that runs the hooks that have not run yet, in case COMMIT took place without a response.
+        Django runs them when COMMIT returns, and skips the rest once one raises. Call
+        this last inside the transaction. Return a function that runs the hooks that
+        have not run yet, in case COMMIT took place without a response.
         """
-        connection, hooks = self.connection, list[Callable[[], object]]()
+        hooks: list[Callable[[], object]] = []
 
         def run() -> None:
             while hooks:
@@ -139,75 +225,109 @@ class Transaction:
                 except Exception as error:
                     report(error)
 
-        if not connection.savepoint_ids:  # a test case's transaction runs none
-            hooks += [entry[1] for entry in connection.run_on_commit]
-            stand_in: Any = (set(), run, False)
-            connection.run_on_commit = [stand_in] if hooks else []
+        hooks += replace_hooks(self.connection, run)
         return run
 
-    def end_with_next_write(self) -> None:
-        """Let COMMIT go to the server together with the next write of a record, if a test case's does not enclose it.
+    # --- The end
 
-        ``commit()`` has to be called all the same.
+    def commit_after(
+        self, write: Callable[[Send], T]
+    ) -> Committed[T] | Undone | InDoubt:
+        """Call ``write``, then commit. If ``write`` raises, roll back.
+
+        ``write`` may execute its last statement by the function that it is given. Where
+        pipelines are possible, COMMIT goes to the server together with that statement.
+        So the statement has to fail, rather than change nothing, if its transaction
+        must not be committed.
         """
-        self.ends = self.outermost and self._is_innermost()
+        try:
+            result = write(self._send_last)
+            self._commit()
+            return Committed(result)
+        except _CommitFailed as failed:
+            return self.abort(failed.__cause__ or failed)
+        except BaseException as error:
+            return self.abort(error)
 
-    def commit(self) -> None:
-        """Commit, unless the transaction is marked for rollback. An error does not tell whether that took place."""
-        if self.error is not None:
-            self.abort(self.error)
-            raise self.error
-        if self.connection.in_atomic_block and not self._is_innermost():
-            self.close()
-            raise TransactionManagementError(
-                "A transaction.atomic() block was entered and never left."
-            )
+    def _send_last(self, statement: str, values: Sequence[Any]) -> pipeline.Result:
+        if not is_outermost(self.block, self.connection):
+            return pipeline.execute(statement, values, self.connection)
+        self.state = State.IN_DOUBT
+        sent = pipeline.together([(statement, values)], self.connection, commit=True)
+        if sent.committed is None:
+            raise _CommitFailed from sent.error
+        self.state = State.COMMITTED if sent.committed else State.OPEN
+        if sent.error is not None:
+            raise sent.error
+        return sent.results[0]
+
+    def _commit(self) -> None:
+        if self.state is State.OPEN:
+            inside = self.connection.in_atomic_block
+            if inside and not is_innermost(self.block, self.connection):
+                raise TransactionManagementError(
+                    "A transaction.atomic() block was entered and never left."
+                )
+            if self.must_roll_back:
+                raise TransactionManagementError(
+                    "The transaction is marked for rollback."
+                )
         self._leave(None)
 
     def roll_back(self) -> None:
-        if (
-            not self._is_innermost()
-        ):  # an inner block was never left, or other code has closed the connection
-            return self.close()
-        transaction.set_rollback(True, using=self.connection.alias)
-        return self._leave(None)
-
-    def abort(self, error: BaseException) -> None:
-        """Roll back because of ``error``, which propagates, unless that is done.
-
-        Raises ``StoreUnavailable`` if the database is unavailable by then. Nothing was committed.
-        """
-        if self._is_innermost() and noted(self.connection) is self:
-            self._leave(error)
+        """Roll back because that is wanted. Raises what keeps Django from doing so."""
+        # an inner block was never left, or other code has closed the connection
+        if is_innermost(self.block, self.connection):
+            self._leave(GeneratorExit())
         else:
             self.close()
 
+    def abort(self, error: BaseException) -> Undone | InDoubt:
+        """Roll back because of ``error``, unless the transaction has ended. Return what
+        is known of it.
+
+        The error that is returned is ``StoreUnavailable`` if the database is
+        unavailable by now, or what has struck meanwhile.
+        """
+        committing = self.state in (State.IN_DOUBT, State.COMMITTED)
+        try:
+            if is_innermost(self.block, self.connection) and self._is_noted:
+                self._leave(error)
+            else:
+                self.close()
+        except BaseException as raised:
+            self.close()
+            error = raised
+        return InDoubt(error) if committing else Undone(error)
+
     def close(self) -> None:
         """Roll back if this was not ended, or not to its end."""
-        if noted(self.connection) is not self or self.thread != get_ident():
+        if not self._is_noted or self.thread != get_ident():
             return
-        if self.is_open and self.outermost:
+        if self.is_left and self.outermost:
             discard(self.connection)
-        elif self._is_innermost():
+        elif is_innermost(self.block, self.connection):
             self.block.__exit__(GeneratorExit, GeneratorExit(), None)
         self._forget()
 
     @property
-    def is_open(self) -> bool:
-        if (
-            self.connection.in_atomic_block
-        ):  # without a block if an exception struck before that was noted
-            blocks = self.connection.atomic_blocks
-            return not blocks or any(block is self.block for block in blocks)
+    def is_left(self) -> bool:
+        """Whether the connection is still inside."""
+        if self.connection.in_atomic_block:
+            return may_be_inside(self.block, self.connection)
         is_connected = self.outermost and self.connection.connection is not None
         return is_connected and (
-            not self.connection.autocommit or _is_out_of_step(self.connection)
+            not self.connection.autocommit or is_out_of_step(self.connection)
         )
 
     @property
     def is_attended(self) -> bool:
-        """Whether the view of its run is running, or its response is made, so that somebody is there to end it."""
-        return self.owner is not None and bool(self.owner.running or self.owner.ending)
+        """Whether the view of its run is running, or its response is made, so that
+        somebody is there to end it.
+        """
+        return self.owner is not None and bool(
+            self.owner.running or self.owner.responding
+        )
 
     def __enter__(self) -> Transaction:
         self.begin()
@@ -216,103 +336,66 @@ class Transaction:
     def __exit__(
         self, _kind: Any, error: BaseException | None, _traceback: Any
     ) -> None:
-        if (
-            self.thread == get_ident()
-        ):  # else the garbage collector leaves a generator in another thread
+        # else the garbage collector leaves a generator in another thread
+        if self.thread == get_ident():
             self._leave(error)
 
-    def _is_innermost(self) -> bool:
-        blocks = self.connection.atomic_blocks
-        return (
-            self.connection.in_atomic_block
-            and bool(blocks)
-            and blocks[-1] is self.block
-        )
+    @property
+    def _is_noted(self) -> bool:
+        return getattr(self.connection, NOTE, None) is self
 
     def _leave(self, error: BaseException | None) -> None:
+        """Leave Django's block: with COMMIT, unless it was sent already, or because of
+        ``error`` with ROLLBACK.
+        """
         try:
-            self.block.__exit__(None if error is None else type(error), error, None)
+            if error is not None:
+                self.block.__exit__(type(error), error, None)
+            elif self.state is State.COMMITTED:
+                leave_committed(self.connection)
+            else:
+                self.state = State.IN_DOUBT
+                self.block.__exit__(None, None, None)
         except BaseException as raised:
             self.close()
             if error is not None and isinstance(
                 raised, OperationalError | InterfaceError
             ):
-                # Django could not connect again after a rollback on a broken connection.
+                # Django could not connect again after a rollback on a broken
+                # connection.
                 raise StoreUnavailable(str(raised).strip()) from raised
             raise
         if error is not None:
             self.close()
-        elif noted(self.connection) is self:
+            return
+        self.state = State.COMMITTED
+        if self._is_noted:
             self._forget()
 
     def _forget(self) -> None:
+        if self.state is State.OPEN:
+            self.state = State.ROLLED_BACK
         setattr(self.connection, NOTE, None)
         if self.handled_errors is not None:
             self.handled_errors.let_go()
 
 
-def noted(connection: BaseDatabaseWrapper) -> Transaction | None:
-    """Return the transaction of this package that began on ``connection`` and has not ended; ``None`` without one."""
-    found: Transaction | None = getattr(connection, NOTE, None)
-    return found
+def recover(connection: BaseDatabaseWrapper, *, attended: bool = False) -> None:
+    """Roll back a transaction that nobody ended. Discard a connection on which no code
+    can end one any more.
 
-
-def ending(connection: BaseDatabaseWrapper) -> Transaction | None:
-    """Return the transaction that is to end with the next write."""
-    found = noted(connection)
-    return found if found is not None and found.ends else None
-
-
-def recover(connection: BaseDatabaseWrapper) -> None:
-    """Roll back a transaction that nobody ended. Discard a connection on which no code can end one any more."""
-    left = noted(connection)
-    if left is not None and not left.is_attended:
-        if left.is_open:
+    ``attended``: also one that somebody was there to end, because its claim was struck.
+    """
+    left: Transaction | None = getattr(connection, NOTE, None)
+    if left is not None and (attended or not left.is_attended):
+        if left.is_left:
+            claim = getattr(left.owner, "claim", None)
             log(
                 logging.WARNING,
                 "unended",
                 "idempotency: a run was abandoned, and is rolled back",
+                operation=claim and claim.operation,
             )
         left.close()
-    if _is_inconsistent(connection):
+    if is_inconsistent(connection):
         discard(connection)
-
-
-def _is_inconsistent(connection: BaseDatabaseWrapper) -> bool:
-    """Whether an exception has struck inside Django's own code, so that it is in a block without having noted which."""
-    if connection.in_atomic_block:
-        return not connection.atomic_blocks
-    return _is_out_of_step(connection) or (
-        not connection.autocommit and libpq_status(connection) == ACTIVE
-    )
-
-
-def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
-    """Whether Django and the driver disagree about autocommit, because an exception struck between their notes of it.
-
-    What Django takes for committed would be rolled back. SQLite's driver only notes whether a transaction is open.
-    """
-    driver: Any = connection.connection
-    if driver is None or connection.vendor not in ("postgresql", "mysql", "sqlite"):
-        return False
-    if connection.vendor == "sqlite":
-        return bool(
-            connection.autocommit
-            and driver.in_transaction
-            and not connection.in_atomic_block
-        )
-    stated = (
-        driver.get_autocommit
-        if hasattr(driver, "get_autocommit")
-        else driver.autocommit
-    )
-    autocommit: bool = stated() if callable(stated) else stated
-    return autocommit != connection.autocommit
-
-
-def discard(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection, whatever block it claims to be in. The server rolls back its open transaction."""
-    connection.in_atomic_block = connection.closed_in_transaction = False
-    with suppress(Error):
-        connection.close()
-    connection.connection = None

@@ -1,4 +1,6 @@
-"""``{% load idempotency %}``: the form field for a key, and filters for what clients sent and for times."""
+"""``{% load idempotency %}``: the form field for a key, and filters for what clients
+sent and for times.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ register.filter("zone", zone)
 
 @register.simple_tag(takes_context=True)
 def idempotency_key(context: Context) -> SafeString:
-    """Render a hidden field with a new, signed key. Put it inside ``<form>``, beside ``{% csrf_token %}``."""
+    """Render a hidden field with a new, signed key. Put it inside ``<form>``, beside
+    ``{% csrf_token %}``.
+    """
     if (request := getattr(context, "request", None)) is not None:
         setattr(request, SHOWS_KEY, True)
     return format_html(

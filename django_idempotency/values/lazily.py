@@ -8,9 +8,11 @@ from typing import Any
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for ``package``. ``modules``: maps each of its names to the module that defines it.
+    """Return a ``__getattr__`` for ``package``. ``modules``: maps each of its names to
+    the module that defines it.
 
-    Django, Celery and pytest import some packages before there are settings, or before models can be imported.
+    Django, Celery and pytest import some packages before there are settings, or before
+    models can be imported.
     """
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""The closed sets of values that pass between the entry points, the engine and the stores."""
+"""The closed sets of values that pass between the entry points, the engine and the
+stores.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ Headers = tuple[tuple[str, str], ...]
 class StoredResponse:
     """A response as it is kept and replayed, with its HTTP ``status``.
 
-    ``body`` is the exact bytes, or ``None`` if the body was not stored (a streaming or oversize response, or by
-    policy). ``repr()`` shows neither body nor headers, because it may end up in a log.
+    ``body`` is the exact bytes, or ``None`` if the body was not stored (a streaming or
+    oversize response, or by policy). ``repr()`` shows neither body nor headers, because
+    it may end up in a log.
     """
 
     status: int
@@ -31,14 +34,13 @@ class StoredResponse:
     def of(
         cls, status: int, headers: Any, body: bytes | memoryview | None
     ) -> StoredResponse:
-        """Return the response in a record's columns; without headers and body if the stored headers are damaged."""
+        """Return the response in a record's columns; without headers and body if the
+        stored headers are damaged.
+        """
         if not (isinstance(headers, list | tuple) and are_headers(headers)):
             return cls(status, body=None)
-        return cls(
-            status,
-            tuple((name, value) for name, value in headers),
-            None if body is None else bytes(body),
-        )
+        body = None if body is None else bytes(body)
+        return cls(status, tuple(map(tuple, headers)), body)
 
     @property
     def has_content(self) -> bool:
@@ -48,18 +50,18 @@ class StoredResponse:
         return StoredResponse(self.status, body=None)
 
 
-_NAME = re.compile(
-    r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-)  # RFC 9110, section 5.6.2; a leading colon for what is no header
+# RFC 9110, section 5.6.2; a leading colon for what is no header
+_NAME = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[^\0\r\n\u0100-\U0010ffff]*")
 
 
 def are_headers(pairs: Iterable[Any]) -> bool:
     """Whether these are pairs of a header name and a value that a server can send."""
-    return all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and is_header(*pair)
-        for pair in pairs
-    )
+    for pair in pairs:  # a generator would cost each replay as much again
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not (is_pair and is_header(*pair)):
+            return False
+    return True
 
 
 def is_header(name: object, value: object) -> bool:
@@ -70,7 +72,9 @@ def is_header(name: object, value: object) -> bool:
 
 
 def is_storable(response: Any) -> bool:
-    """Return whether this is a response that can be stored and sent: real headers, and a body of bytes or ``None``."""
+    """Return whether this is a response that can be stored and sent: real headers, and
+    a body of bytes or ``None``.
+    """
     return (
         isinstance(response, StoredResponse)
         and (response.body is None or isinstance(response.body, bytes))
@@ -80,7 +84,9 @@ def is_storable(response: Any) -> bool:
 
 
 def dotted_name(sender: object) -> str:
-    """Return the module and name of a function or a class; those of its class for any other object."""
+    """Return the module and name of a function or a class; those of its class for any
+    other object.
+    """
     named: Any = sender if hasattr(sender, "__qualname__") else type(sender)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -93,6 +99,7 @@ class EntryPoint(StrEnum):
     MIDDLEWARE = "middleware"
     CONSUMER = "consumer"
     CELERY = "celery"
+    FUNCTION = "function"
     MAINTENANCE = "maintenance"
 
 
@@ -107,9 +114,20 @@ class Rejection(StrEnum):
     NOT_ADMITTED = "not_admitted"
 
 
+class Unprotected(StrEnum):
+    """Why a request with a key is run without a claim."""
+
+    NO_SCOPE = "no_scope"
+    NO_HANDLER = "no_handler"
+    ASYNC_CLASS = "async_class"
+    FAIL_OPEN = "fail_open"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """The record as ``may_replay`` gets it: whose it is, and the stored ``response`` that would be replayed."""
+    """The record as ``may_replay`` gets it: whose it is, and the stored ``response``
+    that would be replayed.
+    """
 
     id: UUID
     scope: str
@@ -121,10 +139,12 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a caller wants to be done once: its identity (scope and key) and its content (fingerprint).
+    """What a caller wants to be done once: its identity (scope and key) and its content
+    (fingerprint).
 
-    ``fingerprint``: as a store keeps it. ``digest``: that of the request, without a digest key; ``None`` if unknown.
-    ``database``: the alias of the record's database, if the routers or a callable ``using`` have chosen it for the run.
+    ``fingerprint``: as a store keeps it. ``digest``: that of the request, without a
+    digest key; ``None`` if unknown. ``database``: the alias of the record's database,
+    if the routers or a callable ``using`` have chosen it for the run.
     """
 
     scope: str
@@ -132,9 +152,8 @@ class Operation:
     fingerprint: bytes
     method: str = ""
     path: str = ""
-    sender: object = field(
-        default=None, compare=False
-    )  # the view or consumer, for signals
+    # the view or consumer, for signals
+    sender: object = field(default=None, compare=False)
     entry_point: EntryPoint | None = field(default=None, compare=False)
     database: str | None = field(default=None, compare=False)
     permits: Callable[[StoredRecord], object] | None = field(
@@ -154,13 +173,17 @@ class Operation:
 
     @property
     def view(self) -> str:
-        """The dotted name of the sender; empty without one. The number of names is limited by the code."""
+        """The dotted name of the sender; empty without one. The number of names is
+        limited by the code.
+        """
         return "" if self.sender is None else dotted_name(self.sender)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A record as one statement saw it. ``now`` is the database's time of that statement."""
+    """A record as one statement saw it. ``now`` is the database's time of that
+    statement.
+    """
 
     id: UUID
     scope: str
@@ -184,7 +207,9 @@ class Snapshot:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """Values that change whenever the record does, except for the count of replays."""
+        """Values that change whenever the record does, except for the count of
+        replays.
+        """
         return (
             self.status,
             self.token,
@@ -196,7 +221,9 @@ class Snapshot:
 
     @property
     def lease_expired(self) -> bool:
-        """Whether its lease was watched for a heartbeat's time without being renewed. Its end is its start then."""
+        """Whether its lease was watched for a heartbeat's time without being renewed.
+        Its end is its start then.
+        """
         return (
             self.locked_at is not None
             and self.locked_until is not None
@@ -212,15 +239,17 @@ class Snapshot:
         )
 
 
-# --- The outcomes of a claim: what an entry point matches on ---------------------------------------------------------
+# --- The outcomes of a claim: what an entry point matches on --------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The caller holds the key and must run. ``token`` is the fencing token of this attempt.
+    """The caller holds the key and must run. ``token`` is the fencing token of this
+    attempt.
 
-    ``by_lock``: the claim is a lock held by the business transaction, and there is no record yet. ``receipt``: what the
-    store wants to know of the claim later, in its own format.
+    ``by_lock``: the claim is a lock held by the business transaction, and there is no
+    record yet. ``receipt``: what the store wants to know of the claim later, in its own
+    format.
     """
 
     operation: Operation
@@ -254,14 +283,18 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Another caller is running the operation; ask again after ``retry_after`` seconds."""
+    """Another caller is running the operation; ask again after ``retry_after``
+    seconds.
+    """
 
     retry_after: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The key was first used for another request. ``running``: that one may not have ended yet."""
+    """The key was first used for another request. ``running``: that one may not have
+    ended yet.
+    """
 
     running: bool = field(default=False, compare=False)
 
@@ -279,17 +312,21 @@ Duplicate = Replay | InFlight | Mismatch | OnHold
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Not an outcome but a decision: the record may change owner, ``after`` seconds from now at the earliest."""
+    """Not an outcome but a decision: the record may change owner, ``after`` seconds
+    from now at the earliest.
+    """
 
     after: float = 0.0
 
 
-# --- Verdicts: what happens to the record after the run --------------------------------------------------------------
+# --- Verdicts: what happens to the record after the run -------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Store the response and replay it. ``failure`` marks a terminal failure; ``rollback`` undoes its effects first."""
+    """Store the response and replay it. ``failure`` marks a terminal failure;
+    ``rollback`` undoes its effects first.
+    """
 
     response: StoredResponse
     failure: bool = False
@@ -298,7 +335,9 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Roll back. A retry may run again; with ``on_hold``, an operator has to decide instead."""
+    """Roll back. A retry may run again; with ``on_hold``, an operator has to decide
+    instead.
+    """
 
     reason: str
     on_hold: bool = False
@@ -306,7 +345,9 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Delete the record: the key is as if it had never been used. ``rollback`` undoes the effects first."""
+    """Delete the record: the key is as if it had never been used. ``rollback`` undoes
+    the effects first.
+    """
 
     rollback: bool = False
 

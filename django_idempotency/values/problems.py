@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from http.client import responses as PHRASES
 from typing import Any
 
 from django.utils.functional import Promise
@@ -21,6 +22,7 @@ from django_idempotency.values.exceptions import (
     ReplayForbidden,
     RequestIncomplete,
     StoreUnavailable,
+    UnusableKey,
 )
 from django_idempotency.values.outcomes import (
     InFlight,
@@ -38,9 +40,11 @@ NO_TYPE = "about:blank"  # RFC 9457 section 4.2.1
 class Problem:
     """One of the package's own responses, in the terms of RFC 9457.
 
-    ``retryable``: the same request with the same key may succeed later. ``safe_new_key``: it is certain that nothing
-    was ever done under this key, so sending the request under a new key does nothing twice. ``base`` is the setting
-    ``PROBLEM_TYPE_BASE_URL``.
+    ``retryable``: the same request with the same key may succeed later.
+    ``safe_new_key``: it is certain that nothing was ever done under this key, so
+    sending the request under a new key does nothing twice. ``base`` is the setting
+    ``PROBLEM_TYPE_BASE_URL``. Without it a problem has no type of its own, so that its
+    title is HTTP's phrase for the status, and ``detail`` says it all.
     """
 
     status: int
@@ -52,11 +56,14 @@ class Problem:
     retry_after: int | None = None
 
     def members(self, base: str | None) -> dict[str, Any]:
+        title, detail = str(self.title), str(self.detail)
+        if base is None and self.status in PHRASES:
+            title, detail = PHRASES[self.status], f"{title} {detail}".strip()
         return {
             "type": self._type(base),
-            "title": str(self.title),
+            "title": title or detail,
             "status": self.status,
-            "detail": str(self.detail or self.title),
+            "detail": detail or title,
             "code": self.code,
             "retryable": self.retryable,
             "safe_new_key": self.safe_new_key,
@@ -68,9 +75,8 @@ class Problem:
             yield "Link", f'<{self._type(base)}>; rel="describedby"'
         if self.retry_after is not None:
             yield "Retry-After", str(self.retry_after)
-        if (
-            self.retry_after is not None or not self.retryable
-        ):  # else the caller has to do something first
+        # else the caller has to do something first
+        if self.retry_after is not None or not self.retryable:
             yield "X-Should-Retry", "true" if self.retryable else "false"
 
     def response(self, base: str | None) -> StoredResponse:
@@ -85,15 +91,16 @@ class Problem:
 
 Refusal = InFlight | OnHold | Mismatch | IdempotencyError
 
-# ``safe_new_key`` is true only if no record can exist. After an outage, an expired session or a rebuilt body, the
-# operation may have been executed under the key.
+# ``safe_new_key`` is true only if no record can exist. After an outage, an expired
+# session or a rebuilt body, the operation may have been executed under the key.
 PROBLEMS: Mapping[type, Problem] = {
     MissingKey: Problem(
         400,
         "idempotency_key_missing",
         _("This operation needs an idempotency key, but the request has none."),
         _(
-            "Generate a key for the operation, and send the same key with every retry of it."
+            "Generate a key for the operation, and send the same key with every retry"
+            " of it."
         ),
         safe_new_key=True,
     ),
@@ -107,8 +114,9 @@ PROBLEMS: Mapping[type, Problem] = {
         "idempotency_key_anonymous",
         _("The server can't tell whose idempotency key this is."),
         _(
-            "If the request was not authenticated, authenticate and send it again with the same key: it may have been "
-            "executed. If it was, the server has to define a scope for such callers."
+            "If the request was not authenticated, authenticate and send it again with"
+            " the same key: it may have been executed. If it was, the server has to"
+            " define a scope for such callers."
         ),
         retryable=True,
     ),
@@ -124,7 +132,8 @@ PROBLEMS: Mapping[type, Problem] = {
         "replay_forbidden",
         _("You may not see the response of this operation."),
         _(
-            "It was executed, and will not be executed again. Callers who may see the response still get it."
+            "It was executed, and will not be executed again. Callers who may see the"
+            " response still get it."
         ),
     ),
     NotAdmitted: Problem(
@@ -146,7 +155,8 @@ PROBLEMS: Mapping[type, Problem] = {
         "idempotency_key_on_hold",
         _("An operator has to decide whether the operation took place."),
         _(
-            "It may have been executed. Ask the operator before you send it under any key."
+            "It may have been executed. Ask the operator before you send it under any"
+            " key."
         ),
     ),
     Mismatch: Problem(
@@ -154,8 +164,8 @@ PROBLEMS: Mapping[type, Problem] = {
         "idempotency_key_reused",
         _("The idempotency key was first used with another request."),
         _(
-            "Its method, path, query or body differs. Send a retry exactly as it was first sent; use a new key only "
-            "for another operation."
+            "Its method, path, query or body differs. Send a retry exactly as it was"
+            " first sent; use a new key only for another operation."
         ),
     ),
     StoreUnavailable: Problem(
@@ -163,7 +173,8 @@ PROBLEMS: Mapping[type, Problem] = {
         "idempotency_store_unavailable",
         _("The idempotency store can't be reached."),
         _(
-            "Wait, and send the same request with the same key again: it may have been executed."
+            "Wait, and send the same request with the same key again: it may have been"
+            " executed."
         ),
         retryable=True,
         retry_after=1,
@@ -184,22 +195,31 @@ MARKED_FAILED = Problem(
     detail=_("Ask the operator whether a new key is safe."),
 )
 
+BY_CODE = {each.code: each for each in (*PROBLEMS.values(), NOT_STORED, MARKED_FAILED)}
+
 
 def problem(refusal: Refusal) -> Problem:
-    """Return the problem document for an outcome or an error. Raises an error that stands for no response."""
+    """Return the problem document for an outcome or an error. Raises an error that
+    stands for no response.
+    """
     of_kind = next(
         (PROBLEMS[kind] for kind in type(refusal).__mro__ if kind in PROBLEMS), None
     )
     if of_kind is None:
         assert isinstance(refusal, IdempotencyError)
         raise refusal
-    if isinstance(refusal, MalformedKey):
-        detail = gettext(refusal.template) % refusal.values
-        return replace(of_kind, detail=detail, safe_new_key=refusal.never_used)
+    if isinstance(refusal, UnusableKey):
+        is_safe = of_kind.safe_new_key or refusal.never_used
+        of_kind = replace(of_kind, safe_new_key=is_safe)
+        if not refusal.template:
+            return of_kind
+        return replace(of_kind, detail=gettext(refusal.template) % refusal.values)
     after = getattr(refusal, "retry_after", of_kind.retry_after)
     return of_kind if after is None else replace(of_kind, retry_after=jittered(after))
 
 
 def jittered(seconds: int) -> int:
-    """Return ``seconds`` plus a random part, up to half as many or 1: clients refused together come back spread out."""
+    """Return ``seconds`` plus a random part, up to half as many or 1: clients refused
+    together come back spread out.
+    """
     return seconds + random.randint(0, max(1, seconds // 2))

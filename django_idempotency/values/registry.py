@@ -9,7 +9,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Items in the order in which they were registered, each of them once: an ``AppConfig`` can get ready again."""
+    """Items in the order in which they were registered, each of them once: an
+    ``AppConfig`` can get ready again.
+    """
 
     def __init__(self, *items: T) -> None:
         self._items = [*items]
@@ -27,7 +29,9 @@ class Registry(Generic[T]):
                     listener(item)
 
     def for_each(self, listener: Callable[[T], object]) -> None:
-        """Call ``listener`` with each item that is registered, and with each that will be."""
+        """Call ``listener`` with each item that is registered, and with each that will
+        be.
+        """
         self._listeners.append(listener)
         for item in self._items:
             listener(item)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from wsgiref.util import is_hop_by_hop
 
-# Besides the hop-by-hop headers, of which wsgiref lacks Trailer: those that the server sets anew, and the age in
-# caches. The policy decides about cookies.
+# Besides the hop-by-hop headers, of which wsgiref lacks Trailer: those that the server
+# sets anew, and the age in caches. The policy decides about cookies.
 UNSTORED_HEADERS = frozenset({"age", "content-length", "date", "set-cookie", "trailer"})
-# These carry credentials, or what credentials are made of. So do all that start with "proxy-".
+# These carry credentials, or what credentials are made of. So do all that start with
+# "proxy-".
 SENSITIVE_HEADERS = frozenset(
     {
         "authentication-control",
@@ -19,7 +21,8 @@ SENSITIVE_HEADERS = frozenset(
         "www-authenticate",
     }
 )
-# These make the server send a file instead of the body: a replay would send what the file contains by then.
+# These make the server send a file instead of the body: a replay would send what the
+# file contains by then.
 FILE_HEADERS = frozenset(
     {
         "x-accel-redirect",
@@ -49,8 +52,11 @@ BODY_HEADERS = frozenset(
 _NEVER_STORED = UNSTORED_HEADERS | SENSITIVE_HEADERS | FILE_HEADERS
 
 
+@lru_cache(maxsize=256)
 def may_be_stored(header: str) -> bool:
-    """Whether a header of this name is kept. Headers by which a view instructs its server are not."""
+    """Whether a header of this name is kept. Headers by which a view instructs its
+    server are not.
+    """
     name = header.lower()
     return not (
         name in _NEVER_STORED
@@ -59,8 +65,11 @@ def may_be_stored(header: str) -> bool:
     )
 
 
+@lru_cache(maxsize=256)
 def is_about_caching(name: str) -> bool:
-    """Whether a header says how long a response is fresh, including those of RFC 9213, which go first in caches."""
+    """Whether a header says how long a response is fresh, including those of RFC 9213,
+    which go first in caches.
+    """
     return name in ("expires", "pragma", "surrogate-control") or name.endswith(
         "cache-control"
     )

@@ -1,4 +1,6 @@
-"""Options that are declared once, with type, default and rule in one line, for settings and policies."""
+"""Options that are declared once, with type, default and rule in one line, for settings
+and policies.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,14 +20,17 @@ Read = TypeVar("Read")
 
 Seconds = float | timedelta
 LONGEST = 100 * 365 * 24 * 60 * 60  # seconds: a century, well within Python's calendar
+# In place of ``None``: until about the year 9920, which every database can hold
+FOR_GOOD = 79 * LONGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What the value of an option has to be.
 
-    ``what``: completes "it must be …". ``accepts``: returns whether a value is valid. ``convert``: converts a valid
-    value to the one that is kept. ``may_be_path``: the settings, which often can't import a callable, may name it.
+    ``what``: completes "it must be …". ``accepts``: returns whether a value is valid.
+    ``convert``: converts a valid value to the one that is kept. ``may_be_path``: the
+    settings, which often can't import a callable, may name it.
     """
 
     what: str
@@ -33,13 +39,20 @@ class Rule:
     may_be_path: bool = False
 
 
-def option(default: Any, rule: Rule, *, secret: bool = False) -> Any:
-    """Declare a field of a dataclass with its rule. Errors never show the value of a ``secret`` one."""
+BOOLEAN = Rule("True or False", lambda value: isinstance(value, bool))
+
+
+def option(default: Any, rule: Rule = BOOLEAN, *, secret: bool = False) -> Any:
+    """Declare a field of a dataclass with its rule. Errors never show the value of a
+    ``secret`` one.
+    """
     return field(default=default, repr=not secret, metadata={"rule": rule})
 
 
 class Kept(Generic[Given, Read]):
-    """The type of a field that takes one type and keeps another. Only type checkers see more than the name."""
+    """The type of a field that takes one type and keeps another. Only type checkers see
+    more than the name.
+    """
 
     if TYPE_CHECKING:
 
@@ -48,10 +61,16 @@ class Kept(Generic[Given, Read]):
 
 
 class Options:
-    """Base of dataclasses of options: a wrong name or value is refused, and the error says what is right."""
+    """Base of dataclasses of options: a wrong name or value is refused, and the error
+    says what is right.
+    """
 
-    def __new__(cls, **stated: Any) -> Self:
-        if wrong := unknown_names(stated, rules(cls)):
+    def __new__(cls, *positional: object, **stated: Any) -> Self:
+        known = [declared.name for declared in fields(cls)]  # type: ignore[arg-type]
+        if positional:
+            example = f"{cls.__name__}({known[0]}={positional[0]!r})"
+            raise TypeError(f"{cls.__name__}: keyword options only, such as {example}.")
+        if wrong := unknown_names(stated, known, cls.elsewhere()):
             raise TypeError(f"{cls.__name__}: " + " ".join(wrong))
         self = super().__new__(cls)
         vars(self)["_stated"] = stated
@@ -59,10 +78,29 @@ class Options:
 
     def __post_init__(self) -> None:
         validate(self, f"{type(self).__name__}.")
+        self.refuse_idle()
+
+    @classmethod
+    def elsewhere(cls) -> Mapping[str, str]:
+        """Return how names are written that are options of a part of this."""
+        return {}
+
+    def refuse_idle(self) -> None:
+        """Raise ``ImproperlyConfigured`` if an option has no effect beside the others,
+        unless they were set in different places.
+        """
+        if not vars(self).get("_derived") and (idle := self.idle()):
+            raise ImproperlyConfigured(f"{type(self).__name__}: {idle}.")
+
+    def idle(self) -> str | None:
+        """Return which option has no effect beside the others, and why."""
+        return None
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The options that are set here. One that is set to its default overrides the settings."""
+        """The options that are set here. One that is set to its default overrides the
+        settings.
+        """
         given: dict[str, Any] = vars(self)["_stated"]
         return {
             name: value if isinstance(value, str) else getattr(self, name)
@@ -70,14 +108,21 @@ class Options:
         }
 
     def derive(self, **changes: Any) -> Self:
-        """Return a copy with ``changes``. Options that neither sets still come from the settings.
+        """Return a copy with ``changes``. Options that neither sets still come from the
+        settings.
 
         Raises ``TypeError`` for an unknown option.
         """
-        return type(self)(**{**self.stated, **changes})
+        stated = {**self.stated, **changes}
+        derived = type(self).__new__(type(self), **stated)
+        vars(derived)["_derived"] = True
+        derived.__init__(**stated)  # type: ignore[misc]
+        return derived
 
     def over(self, defaults: Self) -> Self:
-        """Return these options, with ``defaults`` for those that are not set, in groups too."""
+        """Return these options, with ``defaults`` for those that are not set, in groups
+        too.
+        """
         return defaults.derive(
             **{
                 name: _over(value, getattr(defaults, name))
@@ -103,7 +148,9 @@ def rules(options: type[Any]) -> dict[str, Rule]:
 
 
 def validate(options: Any, prefix: str = "") -> None:
-    """Check every field of ``options`` against its rule. Raises ``ImproperlyConfigured``."""
+    """Check every field of ``options`` against its rule. Raises
+    ``ImproperlyConfigured``.
+    """
     for declared in fields(options):
         if rule := declared.metadata.get("rule"):
             name, value = declared.name, getattr(options, declared.name)
@@ -115,16 +162,17 @@ def validate(options: Any, prefix: str = "") -> None:
 
 
 def conform(name: str, value: Any, rule: Rule, *, secret: bool = False) -> Any:
-    """Return ``value`` as it is kept. Raises ``ImproperlyConfigured``, which says what it must be, if it is wrong."""
+    """Return ``value`` as it is kept. Raises ``ImproperlyConfigured``, which says what
+    it must be, if it is wrong.
+    """
     if not rule.accepts(value):
         subject = f"{name}:" if secret else f"{name} is {value!r};"
         raise ImproperlyConfigured(f"{subject} it must be {rule.what}.")
     return rule.convert(value)
 
 
-# --- Rules -----------------------------------------------------------------------------------------------------------
+# --- Rules ----------------------------------------------------------------------------
 
-BOOLEAN = Rule("True or False", lambda value: isinstance(value, bool))
 CALLABLE = Rule("a callable", callable, may_be_path=True)
 MAPPING = Rule("a dict", lambda value: isinstance(value, Mapping))
 BACKEND_KEYS = {"BACKEND", "OPTIONS"}
@@ -175,7 +223,9 @@ def number(smallest: float, largest: float, what: str = "a number") -> Rule:
 
 
 def seconds(smallest: float, largest: float = LONGEST) -> Rule:
-    """Return the rule for a duration: a number of seconds or a ``timedelta``, kept as a number."""
+    """Return the rule for a duration: a number of seconds or a ``timedelta``, kept as a
+    number.
+    """
     plain = number(smallest, largest, "a number of seconds")
 
     def as_number(value: Any) -> Any:
@@ -188,7 +238,7 @@ def seconds(smallest: float, largest: float = LONGEST) -> Rule:
     )
 
 
-def an(group: type[Options]) -> Rule:
+def instance_of(group: type[Options]) -> Rule:
     name = group.__name__
     return Rule(
         f"{'an' if name[0] in 'AEIOU' else 'a'} {name}(…)",
@@ -230,6 +280,22 @@ def or_none(rule: Rule) -> Rule:
     return _or(Rule("None", lambda value: value is None), rule)
 
 
+def or_for_good(rule: Rule) -> Rule:
+    """Return the rule for a duration of which ``None``, kept as ``FOR_GOOD``, has no
+    end.
+    """
+    return Rule(
+        f"{rule.what}, or None for good",
+        lambda value: value in (None, FOR_GOOD) or rule.accepts(value),
+        lambda value: FOR_GOOD if value is None else rule.convert(value),
+    )
+
+
+def is_for_good(seconds: float) -> bool:
+    """Whether a record with so much time left has no end."""
+    return seconds > LONGEST
+
+
 def or_callable(rule: Rule) -> Rule:
     return _or(CALLABLE, rule)
 
@@ -243,7 +309,7 @@ def _or(other: Rule, rule: Rule) -> Rule:
     )
 
 
-# --- Names -----------------------------------------------------------------------------------------------------------
+# --- Names ----------------------------------------------------------------------------
 
 
 def nearest(wrong: object, right: Iterable[str]) -> str:
@@ -256,11 +322,20 @@ def nearest(wrong: object, right: Iterable[str]) -> str:
     return f"it must be one of {', '.join(words.values())}."
 
 
-def unknown_names(options: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """Return a sentence for each name in ``options`` that is not ``known``."""
+def unknown_names(
+    options: Mapping[str, Any],
+    known: Iterable[str],
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Return a sentence for each name in ``options`` that is not ``known``.
+
+    ``elsewhere``: how to write names that belong to other options.
+    """
     known = sorted(known)
     return [
-        f"Unknown name {name!r}: {nearest(name, known)}"
+        f"Unknown name {name!r}: write {elsewhere[name]}."
+        if name in elsewhere
+        else f"Unknown name {name!r}: {nearest(name, known)}"
         for name in options
         if name not in known
     ]

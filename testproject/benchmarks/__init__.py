@@ -1,3 +1,5 @@
-"""What the guarantees cost: real servers and real load, this package beside an unprotected view and other packages."""
+"""What the guarantees cost: real servers and real load, this package beside an
+unprotected view and other packages.
+"""
 
 from __future__ import annotations

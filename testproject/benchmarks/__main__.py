@@ -1,4 +1,6 @@
-"""Measure what the guarantees cost: run the whole benchmark, or the parts that are asked for."""
+"""Measure what the guarantees cost: run the whole benchmark, or the parts that are
+asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What autovacuum does to the records: when it would run by PostgreSQL's own rule, and when it ran."""
+"""What autovacuum does to the records: when it would run by PostgreSQL's own rule, and
+when it ran.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ OFTEN = 0.05  # seconds
 SETTINGS = f"""
 SELECT name, coalesce(option_value, setting)::float
 FROM pg_settings LEFT JOIN (
-    SELECT (pg_options_to_table(reloptions)).* FROM pg_class WHERE oid = '{TABLE}'::regclass
+    SELECT (pg_options_to_table(reloptions)).* FROM pg_class
+        WHERE oid = '{TABLE}'::regclass
 ) AS stated ON option_name = name
 WHERE name ~ '^autovacuum_.*_(threshold|scale_factor)$'
 """
@@ -30,18 +33,24 @@ FROM pg_stat_all_tables JOIN pg_class ON oid = relid WHERE relid = '{TABLE}'::re
 
 @dataclass(frozen=True)
 class Rule:
-    """When autovacuum runs, by https://www.postgresql.org/docs/current/routine-vacuuming.html#AUTOVACUUM."""
+    """When autovacuum runs, by
+    https://www.postgresql.org/docs/current/routine-vacuuming.html#AUTOVACUUM.
+    """
 
     settings: Mapping[str, float]
 
     @classmethod
     def of(cls, cursor: Any) -> Rule:
-        """Return the rule by the current settings of the server and parameters of the table."""
+        """Return the rule by the current settings of the server and parameters of the
+        table.
+        """
         cursor.execute(SETTINGS)
         return cls(dict(cursor.fetchall()))
 
     def due(self, cursor: Any) -> tuple[bool, bool]:
-        """Return whether it would vacuum, and whether it would analyze, if it looked now."""
+        """Return whether it would vacuum, and whether it would analyze, if it looked
+        now.
+        """
         cursor.execute(COUNTS)
         dead, inserted, modified, rows = cursor.fetchone()
         vacuum = dead > self._threshold("vacuum", rows) or inserted > self._threshold(
@@ -58,7 +67,9 @@ class Rule:
 
 @contextmanager
 def watched(name: str) -> Iterator[list[Window]]:
-    """Yield a list of when the table was being vacuumed, by the monotonic clock. It is filled during the block."""
+    """Yield a list of when the table was being vacuumed, by the monotonic clock. It is
+    filled during the block.
+    """
     windows: list[Window] = []
     ends = threading.Event()
     thread = threading.Thread(target=_watch, args=(name, windows, ends))
@@ -86,7 +97,8 @@ def _watch(name: str, windows: list[Window], ends: threading.Event) -> None:
 
 def is_running(cursor: Any) -> bool:
     cursor.execute(
-        f"SELECT EXISTS (SELECT FROM pg_stat_progress_vacuum WHERE relid = '{TABLE}'::regclass)"
+        "SELECT EXISTS (SELECT FROM pg_stat_progress_vacuum WHERE relid ="
+        f" '{TABLE}'::regclass)"
     )
     return bool(cursor.fetchone()[0])
 

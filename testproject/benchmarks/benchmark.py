@@ -35,7 +35,9 @@ EVERYTHING = (*COMPARED, *RETENTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``seconds``: of each contender's turn in a round. ``share``: of the sizes in the scenarios of retention."""
+    """``seconds``: of each contender's turn in a round. ``share``: of the sizes in the
+    scenarios of retention.
+    """
 
     scenarios: Sequence[str] = EVERYTHING
     contenders: Sequence[str] = contenders.NAMES
@@ -175,17 +177,18 @@ class Benchmark:
         rows = self._share_of(1_000_000)
         figures = retention.measure("cleanup", self.cluster, rows=rows, kept=rows)
         say(
-            f"\n(cleanup) {retention.RATE} claims a second, while {figures['deleted']:,} records are deleted:\n"
+            f"\n(cleanup) {retention.RATE} claims a second, while"
+            f" {figures['deleted']:,} records are deleted:\n"
         )
         say(report.table(figures["summary"], report.CLEANUP))
         say(
-            "\np99, cleaning ÷ quiet: {ratio:.2f} ({ratio_low:.2f}–{ratio_high:.2f})".format(
-                **figures
-            )
+            "\np99, cleaning ÷ quiet: {ratio:.2f}"
+            " ({ratio_low:.2f}–{ratio_high:.2f})".format(**figures)
         )
         if figures["summary"]["quiet"]["p99"] > retention.CALM:
             say(
-                "Claims were late in the quiet phases already: this machine is too busy, or too slow, for this."
+                "Claims were late in the quiet phases already: this machine is too"
+                " busy, or too slow, for this."
             )
         return figures
 

@@ -1,6 +1,7 @@
 """Clients in Python, for the storm of duplicates and for machines without wrk.
 
-They speak only as much HTTP as needed: a request costs them a tenth of what it costs the server.
+They speak only as much HTTP as needed: a request costs them a tenth of what it costs
+the server.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Client:
     async def post(self, key: str, body: str) -> Answer:
         begun = time.perf_counter()
         self.writer.write(
-            f"POST {self.target} HTTP/1.1\r\nHost: {self.url.netloc}\r\nIdempotency-Key: {key}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            f"POST {self.target} HTTP/1.1\r\nHost:"
+            f" {self.url.netloc}\r\nIdempotency-Key: {key}\r\nContent-Type:"
+            f" application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
         head, *lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         headers = {
@@ -55,7 +57,9 @@ class Client:
 
 @dataclass
 class Crowd:
-    """A number of clients, each of which sends its next request once it has the answer to the last."""
+    """A number of clients, each of which sends its next request once it has the answer
+    to the last.
+    """
 
     url: str
     plan: str

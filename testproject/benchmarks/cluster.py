@@ -1,4 +1,6 @@
-"""The PostgreSQL under the contenders: a private cluster with known settings, or what ``DATABASE_URL`` names."""
+"""The PostgreSQL under the contenders: a private cluster with known settings, or what
+``DATABASE_URL`` names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from psycopg.rows import TupleRow
 from testproject import embedded
 from testproject.benchmarks import processes
 
-# Nothing here makes a commit less durable. Checkpoints run on request only, so that no round pays for another's.
+# Nothing here makes a commit less durable. Checkpoints run on request only, so that no
+# round pays for another's.
 SETTINGS = {
     "shared_buffers": "1GB",
     "max_connections": "500",
@@ -33,7 +36,9 @@ STATEMENT = r"^{database} (\d+) LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of the whole cluster, except for ``buffers``, which are one database's."""
+    """Counters of the whole cluster, except for ``buffers``, which are one
+    database's.
+    """
 
     wal_bytes: int
     fsyncs: int
@@ -68,7 +73,7 @@ class Cluster:
 
         assert self.data is not None
         wanted = [
-            (f"ALTER SYSTEM SET {name} = '{value}'") for name, value in SETTINGS.items()
+            f"ALTER SYSTEM SET {name} = '{value}'" for name, value in SETTINGS.items()
         ]
         with self.connect() as connection:
             for statement in ["ALTER SYSTEM RESET ALL", *wanted]:
@@ -127,7 +132,9 @@ class Cluster:
 
     @contextmanager
     def setting(self, **settings: str) -> Iterator[None]:
-        """Have settings of a private cluster in force for all sessions during the block, without a restart."""
+        """Have settings of a private cluster in force for all sessions during the
+        block, without a restart.
+        """
         self._alter(f"SET {name} = '{value}'" for name, value in settings.items())
         try:
             yield
@@ -152,12 +159,20 @@ class Cluster:
         return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")[0])
 
     def counters(self, database: str) -> Counters:
-        """Return what sessions have reported. An idle one reports at once, unless it did so within the last second."""
+        """Return what sessions have reported. An idle one reports at once, unless it
+        did so within the last second.
+        """
         if self.version >= 180000:
-            synced = "SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal' AND backend_type = 'client backend'"
+            synced = (
+                "SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal' AND"
+                " backend_type = 'client backend'"
+            )
         else:
             synced = "SELECT wal_sync FROM pg_stat_wal"
-        touched = f"SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = '{database}'"
+        touched = (
+            "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname ="
+            f" '{database}'"
+        )
         row = self.ask(f"SELECT ({synced}), ({touched})")
         return Counters(self.wal_position(), int(row[0]), int(row[1]))
 
@@ -169,7 +184,9 @@ class Cluster:
         return self._log.stat().st_size if self.data else 0
 
     def logged(self, database: str, since: int) -> list[tuple[str, str]]:
-        """Return the session and the text of each statement in the log, as far as ``log_statement`` put them there."""
+        """Return the session and the text of each statement in the log, as far as
+        ``log_statement`` put them there.
+        """
         if self.data is None:
             return []
         with self._log.open("rb") as log:

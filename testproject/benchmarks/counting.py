@@ -1,4 +1,6 @@
-"""What one request costs in things that can be counted, so don't vary: one client, one worker, one thread."""
+"""What one request costs in things that can be counted, so don't vary: one client, one
+worker, one thread.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,19 @@ from testproject.benchmarks.servers import Server
 
 WARM_UP = 20
 REQUESTS = 200
-REPLAYS = 500  # more: a session that the background opens meanwhile reads 440 buffers of catalogs
-BACKGROUND = (
-    "django_idempotency_counter",
-    "SET replays = ",
-)  # written by a thread of its own, every few seconds
-REPORTS_EVERY = (
-    1.1  # seconds: an idle session reports its counts, but only once within a second
-)
+# more: a session that the background opens meanwhile reads 440 buffers of catalogs
+REPLAYS = 500
+# written by a thread of its own, every few seconds
+BACKGROUND = ("django_idempotency_counter", "SET replays = ")
+# seconds: an idle session reports its counts, but only once within a second
+REPORTS_EVERY = 1.1
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of one request. ``statements`` and ``sent``, their texts, are known on a private cluster only."""
+    """Counts of one request. ``statements`` and ``sent``, their texts, are known on a
+    private cluster only.
+    """
 
     statements: float | None
     synchronous_commits: float
@@ -44,7 +46,9 @@ class Counts:
 def count(
     name: str, cluster: Cluster, redis: Redis | None, directory: Path
 ) -> dict[str, Counts]:
-    """Count for first requests and for replays, without full page images, which depend on checkpoints alone."""
+    """Count for first requests and for replays, without full page images, which depend
+    on checkpoints alone.
+    """
     with (
         cluster.setting(autovacuum="off", full_page_writes="off", log_statement="all"),
         servers.running(
@@ -83,7 +87,9 @@ def _count(
 
 
 def _of_requests(logged: list[tuple[str, str]]) -> list[str]:
-    """Return the statements without those of the thread that writes the counts, whose number depends on the time."""
+    """Return the statements without those of the thread that writes the counts, whose
+    number depends on the time.
+    """
     background = {
         session
         for session, statement in logged
@@ -95,12 +101,16 @@ def _of_requests(logged: list[tuple[str, str]]) -> list[str]:
 def _counters(
     server: Server, cluster: Cluster, connection: HTTPConnection, key: Callable[[], str]
 ) -> Counters:
-    """Return the counters after one more request, after which the sessions report what they have counted."""
+    """Return the counters after one more request, after which the sessions report what
+    they have counted.
+    """
     time.sleep(REPORTS_EVERY)
     server.post(key(), connection)
     return cluster.counters(server.database)
 
 
 def _shape(statement: str) -> str:
-    """Return a statement without its values, so that the same statement has the same text."""
+    """Return a statement without its values, so that the same statement has the same
+    text.
+    """
     return re.sub(r"'[^']*'(::\w+)?|\b\d+\b", "?", " ".join(statement.split()))[:110]

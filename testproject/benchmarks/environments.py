@@ -1,4 +1,6 @@
-"""A virtual environment for each published package, because their requirements need not agree."""
+"""A virtual environment for each published package, because their requirements need not
+agree.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Load from outside: wrk if it is installed (Debian's package of that name), otherwise clients written in Python."""
+"""Load from outside: wrk if it is installed (Debian's package of that name), otherwise
+clients written in Python.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SCRIPT = Path(__file__).with_name("keys.lua")
 
 @dataclass(frozen=True)
 class Load:
-    """What ``clients`` see. Each sends its next request once it has the answer to the last. Times are in ms."""
+    """What ``clients`` see. Each sends its next request once it has the answer to the
+    last. Times are in ms.
+    """
 
     requests: int
     seconds: float

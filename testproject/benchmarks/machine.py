@@ -20,7 +20,10 @@ from testproject.benchmarks.load import generator
 def describe(cluster: Cluster, directory: Path) -> dict[str, Any]:
     return {
         "processor": f"{os.cpu_count()} × {_processor()}",
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "memory": (
+            f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}"
+            " GiB"
+        ),
         "fdatasync": f"{fsync_time(directory) * 1000:.2f} ms",
         "system": platform.platform(),
         "python": sys.version.split()[0],

@@ -1,7 +1,7 @@
 """New keys at a steady rate, through this package's own store.
 
-Every key is due at a time in a schedule, and is timed from then on, not from when a client got round to it. So a stall
-counts for all the keys that fell due meanwhile.
+Every key is due at a time in a schedule, and is timed from then on, not from when a
+client got round to it. So a stall counts for all the keys that fell due meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Key(NamedTuple):
-    """When it was due, by the monotonic clock, and the seconds from then to the claim's answer and to the commit."""
+    """When it was due, by the monotonic clock, and the seconds from then to the claim's
+    answer and to the commit.
+    """
 
     due: float
     claim: float
@@ -53,7 +55,8 @@ class Load:
 
 @contextmanager
 def load(name: str, *, rate: float) -> Iterator[Load]:
-    """Run ``rate`` keys a second for as long as the block runs, from processes with a connection each.
+    """Run ``rate`` keys a second for as long as the block runs, from processes with a
+    connection each.
 
     The first exception in one of them is raised after the block.
     """
@@ -101,7 +104,9 @@ def _client(
 
 
 def percentiles(keys: Sequence[Key]) -> dict[str, float]:
-    """Return percentiles of claims and of whole runs, in ms. ``longest`` is the slowest claim."""
+    """Return percentiles of claims and of whole runs, in ms. ``longest`` is the slowest
+    claim.
+    """
     claims, wholes = (
         sorted(getattr(key, part) * 1000 for key in keys) for part in ("claim", "whole")
     )

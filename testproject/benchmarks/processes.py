@@ -10,7 +10,9 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def seconds(pids: Iterable[int]) -> float:
-    """Return the seconds that ``pids``, and those of their children that have ended, have used so far."""
+    """Return the seconds that ``pids``, and those of their children that have ended,
+    have used so far.
+    """
     return (
         sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid)))
         / TICK
@@ -33,7 +35,9 @@ def family(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` after the name, which may hold anything; none if the process ended."""
+    """Return the fields of ``/proc/<pid>/stat`` after the name, which may hold
+    anything; none if the process ended.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,6 @@
-"""Records as this package's own store writes them, one at a time or in large numbers."""
+"""Records as this package's own store writes them, one at a time or in large
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ TABLE = "django_idempotency_record"
 def filling(name: str) -> Iterator[Any]:
     """Yield a cursor to fill the table of the database with the alias ``name`` with.
 
-    The table has no indexes meanwhile. Afterwards it has them again, as if all of it had grown slowly.
+    The table has no indexes meanwhile. Afterwards it has them again, as if all of it
+    had grown slowly.
     """
     with connections[name].cursor() as cursor:
         cursor.execute("SET maintenance_work_mem = '512MB'")
@@ -50,8 +53,10 @@ def filling(name: str) -> Iterator[Any]:
 
 
 def copy(cursor: Any, id: uuid.UUID, times: int, **different: str) -> None:
-    """Make ``times`` copies, whose lease and retention end at different times within a day. ``different`` has other
-    values for columns, in which ``i`` is the number of the copy."""
+    """Make ``times`` copies, whose lease and retention end at different times within a
+    day. ``different`` has other values for columns, in which ``i`` is the number of the
+    copy.
+    """
     cursor.execute(
         "SELECT column_name FROM information_schema.columns WHERE table_name = %s",
         [TABLE],
@@ -79,7 +84,9 @@ def claim_one(name: str) -> uuid.UUID:
 
 
 def run_one(name: str) -> tuple[uuid.UUID, float]:
-    """Do a whole request's work on a record; return its id, and how many seconds the claim took."""
+    """Do a whole request's work on a record; return its id, and how many seconds the
+    claim took.
+    """
     from django_idempotency.values.outcomes import StoredResponse
 
     operation, store = _new_operation(), _store(name)

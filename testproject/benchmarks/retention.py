@@ -1,4 +1,6 @@
-"""Keeping the table small while it is in use: cleaning up beside claims, and how much the reaper reads."""
+"""Keeping the table small while it is in use: cleaning up beside claims, and how much
+the reaper reads.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ DATABASE = servers.database("retention")
 RATE = 500  # keys a second
 ROUNDS = 4
 QUIET = 20  # seconds of a quiet phase
-CALM = 20  # ms; a higher p99 in quiet phases says more about the machine than about anything else
+# ms; a higher p99 in quiet phases says more about the machine than about anything else
+CALM = 20
 SETTLING = 2  # seconds from a checkpoint to the phase after it
-# Autovacuum has to do a phase's work within the phase; its reads must not count as the reaper's.
+# Autovacuum has to do a phase's work within the phase; its reads must not count as the
+# reaper's.
 SETTINGS = {"cleanup": {"autovacuum_naptime": "5s"}, "reaper": {"autovacuum": "off"}}
 
 Phase = dict[str, Any]
@@ -49,7 +53,7 @@ def measure(part: str, cluster: Cluster, **order: Any) -> dict[str, Any]:
         return figures
 
 
-# --- In a process of its own, which is a project with this package ---------------------------------------------------
+# --- In a process of its own, which is a project with this package --------------------
 
 
 def main(order: str) -> None:
@@ -58,11 +62,13 @@ def main(order: str) -> None:
     print(json.dumps(PARTS[asked.pop("part")](**asked)))
 
 
-# --- Cleaning up beside claims ---------------------------------------------------------------------------------------
+# --- Cleaning up beside claims --------------------------------------------------------
 
 
 def cleanup(rows: int, kept: int) -> dict[str, Any]:
-    """Delete ``rows`` beside claims, in phases that alternate with quiet ones and with ones that only compute."""
+    """Delete ``rows`` beside claims, in phases that alternate with quiet ones and with
+    ones that only compute.
+    """
     fill_with_due(rows, kept)
     phases: list[Phase] = []
     with paced.load(NAME, rate=RATE) as load, autovacuum.watched(NAME) as vacuums:
@@ -75,7 +81,9 @@ def cleanup(rows: int, kept: int) -> dict[str, Any]:
 
 
 def fill_with_due(rows: int, kept: int) -> None:
-    """Write records in the order they came: ``rows`` that are to be deleted, then ``kept`` ones."""
+    """Write records in the order they came: ``rows`` that are to be deleted, then
+    ``kept`` ones.
+    """
     completed = records.run_one(NAME)[0]
     with records.filling(NAME) as cursor:
         age = "- interval '3 days' + i * interval '1 ms'"
@@ -90,7 +98,9 @@ def fill_with_due(rows: int, kept: int) -> None:
 
 
 def _phase(kind: str, act: Callable[[], Any]) -> Phase:
-    """Run a phase after a checkpoint, so that each phase pays for its own page images."""
+    """Run a phase after a checkpoint, so that each phase pays for its own page
+    images.
+    """
     with connection.cursor() as cursor:
         cursor.execute("CHECKPOINT")
     time.sleep(SETTLING)
@@ -146,7 +156,9 @@ def _clean(rows: int) -> dict[str, Any]:
 
 
 def _compute(cleaning: Phase) -> None:
-    """Keep one of the database's processors busy for as long as the batches did, without touching data."""
+    """Keep one of the database's processors busy for as long as the batches did,
+    without touching data.
+    """
     with connection.cursor() as cursor:
         for _ in range(cleaning["batches"]):
             cursor.execute(COMPUTE.format(seconds=cleaning["work"]))
@@ -213,11 +225,13 @@ def _figures(load: paced.Load, windows: Sequence[paced.Window]) -> dict[str, flo
     return {"seconds": seconds, **paced.percentiles(load.within(windows))}
 
 
-# --- What the reaper reads -------------------------------------------------------------------------------------------
+# --- What the reaper reads ------------------------------------------------------------
 
 
 def reaper(rows: int) -> dict[str, Any]:
-    """Run passes over a table with ``STUCK`` records whose lease ran out, spread among the others."""
+    """Run passes over a table with ``STUCK`` records whose lease ran out, spread among
+    the others.
+    """
     completed, claimed = records.run_one(NAME)[0], records.claim_one(NAME)
     with records.filling(NAME) as cursor:
         for number in range(STUCK):
@@ -252,7 +266,9 @@ def reaper(rows: int) -> dict[str, Any]:
 
 
 def _reap(days: int) -> tuple[int, dict[str, float]]:
-    """Reap; return how many records were stuck for longer than ``days``, and what that took."""
+    """Reap; return how many records were stuck for longer than ``days``, and what that
+    took.
+    """
     from django_idempotency.maintenance.reaper import reap
 
     before, begun = _buffers(), time.perf_counter()
@@ -279,7 +295,9 @@ def _buffers() -> int:
 
 
 def explaining(told: dict[str, dict[str, float]]) -> Callable[..., Any]:
-    """Have EXPLAIN count each statement's buffers before the statement is run for real."""
+    """Have EXPLAIN count each statement's buffers before the statement is run for
+    real.
+    """
     titles = {"SELECT": "finding and locking them", "UPDATE": "writing them"}
 
     def wrapper(execute: Any, sql: str, values: Any, *details: Any) -> Any:

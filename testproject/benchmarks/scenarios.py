@@ -18,7 +18,9 @@ BASELINE = "unprotected"
 
 @dataclass(frozen=True)
 class Scenario:
-    """``plan`` is one of those in ``keys.lua``, ``work`` the milliseconds of work in each request that runs."""
+    """``plan`` is one of those in ``keys.lua``, ``work`` the milliseconds of work in
+    each request that runs.
+    """
 
     name: str
     title: str
@@ -41,7 +43,9 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Slice:
-    """One contender's turn. Processor times are ms per request that was not refused, ``None`` if unknown."""
+    """One contender's turn. Processor times are ms per request that was not refused,
+    ``None`` if unknown.
+    """
 
     load: Load
     server_cpu: float
@@ -50,7 +54,9 @@ class Slice:
 
     @property
     def cpu(self) -> float:
-        """The time of both, which limits the rate once the machine is saturated, whatever else it does."""
+        """The time of both, which limits the rate once the machine is saturated,
+        whatever else it does.
+        """
         return self.server_cpu + (self.database_cpu or 0)
 
     def figures(self) -> dict[str, float | None]:
@@ -76,12 +82,13 @@ def interleaved(
     rounds: int,
     seconds: int,
 ) -> Iterator[dict[str, Slice]]:
-    """Yield rounds in which each has one turn, in a new random order, so that other load affects all alike."""
+    """Yield rounds in which each has one turn, in a new random order, so that other
+    load affects all alike.
+    """
     order = random.Random(scenario.name)
     for server in servers:
-        take_turn(
-            server, scenario, cluster, redis, seconds=1
-        )  # warms up, and makes the first requests of replays
+        # warms up, and makes the first requests of replays
+        take_turn(server, scenario, cluster, redis, seconds=1)
     for _ in range(rounds):
         turns = {
             server.name: take_turn(server, scenario, cluster, redis, seconds=seconds)
@@ -128,7 +135,9 @@ def _database_cpu(cluster: Cluster, redis: Redis | None) -> float | None:
 
 
 def summary(rounds: Sequence[dict[str, Slice]]) -> dict[str, dict[str, Any]]:
-    """Return medians of the rounds, by contender. Ratios and differences are taken within a round first."""
+    """Return medians of the rounds, by contender. Ratios and differences are taken
+    within a round first.
+    """
     return {
         name: _medians([(turns[name], turns.get(BASELINE)) for turns in rounds])
         for name in rounds[0]

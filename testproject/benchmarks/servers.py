@@ -1,4 +1,6 @@
-"""A contender's service as it would run in production: gunicorn, on a database of its own."""
+"""A contender's service as it would run in production: gunicorn, on a database of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def database(name: str) -> str:
 
 
 def prepare(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> None:
-    """Prepare its environment and its tables. Raise ``CannotInstall`` or ``DoesNotWork`` if that fails."""
+    """Prepare its environment and its tables. Raise ``CannotInstall`` or
+    ``DoesNotWork`` if that fails.
+    """
     if contenders.load(name).redis and redis is None:
         raise DoesNotWork("There is no Redis.")
     _python(name, directory)
@@ -123,12 +127,20 @@ def tables(cluster: Cluster, *databases: str) -> Iterator[None]:
             cluster.drop(database)
 
 
-def figures(module: str, order: object, cluster: Cluster, database: str) -> Any:
-    """Return what ``module`` prints when run on ``database`` in its own process, a project with this package."""
+def figures(
+    module: str,
+    order: object,
+    cluster: Cluster,
+    database: str,
+    contender: str = "atomic",
+) -> Any:
+    """Return what ``module`` prints when run on ``database`` in its own process, a
+    project with this package or with another ``contender``.
+    """
     done = subprocess.run(
         [sys.executable, "-m", module, json.dumps(order)],
         cwd=ROOT,
-        env=environ("atomic", cluster, None, database),
+        env=environ(contender, cluster, None, database),
         stdout=subprocess.PIPE,
         check=True,
         text=True,
@@ -148,8 +160,9 @@ def running(
 ) -> Iterator[Server]:
     """Run a contender's service. Raise ``DoesNotWork`` if it does not answer a request.
 
-    Each worker has a listener and a master of its own. With a shared listener, a worker that is awake would take most
-    of the connections, and the other one's processor would idle.
+    Each worker has a listener and a master of its own. With a shared listener, a worker
+    that is awake would take most of the connections, and the other one's processor
+    would idle.
     """
     command = [
         _python(name, directory),

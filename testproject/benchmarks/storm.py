@@ -1,4 +1,6 @@
-"""A hot key: five hundred duplicates of one request at once, beside traffic with other keys."""
+"""A hot key: five hundred duplicates of one request at once, beside traffic with other
+keys.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def storms(server: Server, cluster: Cluster, rounds: int) -> list[Storm]:
 
 
 def summary(storms: Sequence[Storm]) -> dict[str, Any]:
-    """``executions`` is the most there were of one key. ``in_flight``: how often a client was told to come again."""
+    """``executions`` is the most there were of one key. ``in_flight``: how often a
+    client was told to come again.
+    """
     return {
         "executions": max(storm.executions for storm in storms),
         "others": median(storm.others for storm in storms),
@@ -101,9 +105,8 @@ async def _insist(client: Client, key: str) -> list[Answer]:
                     await asyncio.sleep(
                         float(answers[-1].headers.get(b"retry-after", b"1"))
                     )
-                    await (
-                        client.connect()
-                    )  # the server does not keep idle connections for long
+                    # the server does not keep idle connections for long
+                    await client.connect()
                 answers.append(await client.post(key, BODY))
     except (TimeoutError, OSError, EOFError):
         pass

@@ -52,7 +52,9 @@ def found(key, scope="user:1"):
 
 
 def act(client, name, *keys, seen=None, follow=True, **given):
-    """Confirm an action on records of these keys, as they are or as they were ``seen``; the page after it."""
+    """Confirm an action on records of these keys, as they are or as they were ``seen``;
+    the page after it.
+    """
     chosen = [f"{found(key).pk} {seen or version(found(key))}" for key in keys]
     return client.post(
         f"{LIST}intervene/{name}/",

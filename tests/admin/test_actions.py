@@ -153,7 +153,10 @@ def test_of_several_records_each_refused_one_is_named_with_the_reason(
     assert found("on_hold").on_hold is False
     assert told(after) == [
         "Allow a retry: done for one record.",
-        "Allow a retry: nothing was done to user:1 running. Its lease has not run out: its owner may be alive.",
+        (
+            "Allow a retry: nothing was done to user:1 running. Its lease has not run"
+            " out: its owner may be alive."
+        ),
         "Allow a retry: nothing was done to user:1 done. It already has its response.",
     ]
     assert LogEntry.objects.count() == 1
@@ -195,7 +198,9 @@ def test_the_confirmation_leaves_out_what_will_be_refused(client, superuser, rec
 def test_a_confirmation_of_a_lapsed_lease_has_it_watched(
     client, superuser, transactional_db
 ):
-    """Without a retry and without a reaper, too, an operator gets to decide about a key whose owner is gone."""
+    """Without a retry and without a reaper, too, an operator gets to decide about a key
+    whose owner is gone.
+    """
     policy = Policy(mode=Lease(seconds=1))
     engine.claim(Operation("user:1", "lapsed", b"f" * 32, "POST", "/pay/"), policy)
     IdempotencyRecord.objects.update(locked_at=ahead(-60), locked_until=ahead(-59))
@@ -314,8 +319,8 @@ def test_the_confirmation_tells_since_when_and_why(client, superuser, records):
         client.get(f"{LIST}intervene/allow_retry/?{query}").content.decode()
     )
     assert (
-        "On hold for 2 h: it is not known whether the operation took place (its lease ran out)"
-        in text
+        "On hold for 2 h: it is not known whether the operation took place (its lease"
+        " ran out)" in text
     )
     assert "Stuck: in flight for 3 h 7 min, and its lease ran out 3 h 7 min ago" in text
     assert re.search(r"the last run failed \d+ s ago \(ValueError\)", text)
@@ -340,7 +345,9 @@ class LogApart:
 
 @pytest.fixture
 def log_apart(settings, transactional_db):
-    """The admin's log is written through a connection of its own, as if it were in another database."""
+    """The admin's log is written through a connection of its own, as if it were in
+    another database.
+    """
     with another_alias("log"):
         settings.DATABASE_ROUTERS = [LogApart()]
         yield

@@ -70,7 +70,7 @@ def test_a_key_is_released_once_its_owner_is_dead_and_not_before(admin):
     alive, dead = overdue("alive"), overdue("dead")
     engine.claim(operation("young"), ATOMIC)
     owner = OtherThread()
-    run = engine.execution(alive, ATOMIC)
+    run = owner(engine.execution, alive, ATOMIC)
     entered = owner(run.__enter__)
     try:
         admin.open(LIST)
@@ -85,8 +85,10 @@ def test_a_key_is_released_once_its_owner_is_dead_and_not_before(admin):
         choose(admin, "dead", "allow_retry_records")
         # While the page is open, the other one's number comes into it.
         admin.driver.execute_script(
-            "const other = document.querySelector('input[name=record]').cloneNode();"
-            "other.value = arguments[0]; document.querySelector('form .idempotency-chosen').append(other)",
+            "const other ="
+            " document.querySelector('input[name=record]').cloneNode();other.value ="
+            " arguments[0]; document.querySelector('form"
+            " .idempotency-chosen').append(other)",
             f"{alive.id} {version(found('alive'))}",
         )
         admin.click("input[type=submit][value='Allow retry']")
@@ -153,7 +155,10 @@ def test_every_column_of_a_list_is_in_the_window(admin, width):
     for situation in ("live", "on_hold", "done"):
         admin.open(f"{LIST}?situation={situation}")
         assert admin.all("#result_list tbody tr")
-        hidden = "const list = document.querySelector('.results'); return list.scrollWidth > list.clientWidth"
+        hidden = (
+            "const list = document.querySelector('.results'); return list.scrollWidth >"
+            " list.clientWidth"
+        )
         assert not admin.driver.execute_script(hidden), situation
         assert not admin.scrolls_sideways(), situation
         filters, rows = (
@@ -167,7 +172,8 @@ def test_a_breach_of_the_policy_for_content_does_not_go_unnoticed(browser):
     browser.open("/admin/login/")
     assert browser.complaints() == []
     browser.driver.execute_script(
-        "document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">red</p>')"
+        "document.body.insertAdjacentHTML('beforeend', '<p style=\"color:"
+        " red\">red</p>')"
     )
     assert any(
         "Content Security Policy" in complaint

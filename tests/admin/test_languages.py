@@ -1,4 +1,6 @@
-"""The admin in German: no text of the package is left in English, and times say of which zone they are."""
+"""The admin in German: no text of the package is left in English, and times say of
+which zone they are.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def german(superuser, settings, records):
 
 
 def words(response):
-    """What a reader sees and hears of a page, without the texts of scripts and the values of attributes."""
+    """What a reader sees and hears of a page, without the texts of scripts and the
+    values of attributes.
+    """
     assert response.status_code == 200
     page = re.sub(r"(?s)<(script|style).*?</\1>", "", response.content.decode())
     heard = re.findall(r'(?:aria-label|placeholder|data-copy)="([^"]*)"', page)
@@ -36,7 +40,9 @@ def words(response):
 
 
 def left_in_english(page):
-    """The texts of the catalogue that the page has in English, without those that are German words, too."""
+    """The texts of the catalogue that the page has in English, without those that are
+    German words, too.
+    """
     texts = (
         (message.fields["msgid"], message.translations[0]) for message in messages("de")
     )
@@ -100,7 +106,12 @@ def test_the_outbox_is_in_german(client, german):
                 "payload": b"{}",
                 "content_type": "text/plain",
             },
-            **{"status": Status.DEAD, "given_up_at": NOVEMBER, "created_at": NOVEMBER},
+            **{
+                "status": Status.DEAD,
+                "attempts": 1,
+                "given_up_at": NOVEMBER,
+                "created_at": NOVEMBER,
+            },
         )
     events = list(OutboxEvent.objects.all())
     pages = [

@@ -1,4 +1,6 @@
-"""The lists and the search find what is stuck by an index, and the strip above them says what to look at now."""
+"""The lists and the search find what is stuck by an index, and the strip above them
+says what to look at now.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import engine
-from django_idempotency.admin import lists, pages
+from django_idempotency.admin import pages
 from django_idempotency.admin.alarms import alarms_shown
+from django_idempotency.maintenance import find
+from django_idempotency.maintenance.find import moment
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
 from django_idempotency.values.policy import Policy
 from tests.admin.pages import LIST, claimed, ended
-from tests.support.maintained import run_sql
+from tests.support.commands import told
+from tests.support.sql import run_sql
 from tests.support.statements import explaining, nodes
 from tests.support.threads import locked
 
@@ -54,8 +59,69 @@ def test_the_filters(client, staff, records, query, keys):
     assert listed(client, query) == keys
 
 
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("situation=done&customer=user:2", ["done of 2"]),
+        ("situation=done&customer=user:1", ["done of 1", "failed", "on_hold"]),
+        ("situation=done&customer=user", []),
+        ("endpoint=/pay/stu", ["stuck"]),
+        ("endpoint=POST /pay/", ["running", "stuck"]),
+        ("endpoint=PATCH /pay/", []),
+        ("since=2026-03-01T11:30", ["running"]),
+        ("until=2026-03-01T11:30", ["stuck"]),
+        ("since=2026-03-01&until=2026-03-02", ["running", "stuck"]),
+        ("since=2026-03-02&until=2026-03-03", []),
+        ("since=2026-03-01T11:30&endpoint=/pay/stuck/", []),
+        ("situation=done&q=done&customer=user:2", ["done of 2"]),
+        ("endpoint=%00", ["running", "stuck"]),
+    ],
+)
+def test_endpoint_customer_and_time_narrow_a_list(client, staff, records, query, keys):
+    for key, time in (("stuck", "11:00"), ("running", "12:00")):
+        claimed_at = moment(f"2026-03-01T{time}")
+        IdempotencyRecord.objects.filter(key=key).update(created_at=claimed_at)
+    response = client.get(f"{LIST}?{query}")
+    found = response.context["cl"].result_list
+    names = [
+        f"done of {record.scope[-1]}" if record.key == "done" else record.key
+        for record in found
+    ]
+    assert sorted(names) == keys
+    arguments = [f"--{part}" for part in query.replace("customer", "scope").split("&")]
+    if "q=" not in query and "%00" not in query:
+        situation = [] if "situation" in query else ["--situation=live"]
+        (told_of,) = told("idempotency_keys", "list", *situation, *arguments)
+        assert len(told_of["records"]) == len(keys)
+
+
+def test_the_form_keeps_what_else_narrows_the_list(client, staff, records):
+    query = "?situation=done&q=do&customer=user:2&o=1"
+    page = client.get(LIST + query).content.decode()
+    for name, value in (("situation", "done"), ("q", "do"), ("customer", "user:2")):
+        assert re.search(f'name="{name}" value="{value}"', page)
+
+
+def test_a_time_that_is_none_lists_what_there_is(client, staff, records):
+    assert client.get(f"{LIST}?since=yesterday").status_code == 302
+
+
+def test_a_search_reads_as_many_records_as_the_page_says(
+    client, staff, db, monkeypatch
+):
+    """Even where nothing is found."""
+    monkeypatch.setattr(find, "MOST", 3)
+    for number in range(5):
+        ended(f"k{number}", Keep(StoredResponse(201)))
+        IdempotencyRecord.objects.filter(key=f"k{number}").update(
+            purge_at=ahead(24 * 3600 + number)
+        )
+    for number, keys in ((4, ["k4"]), (1, [])):
+        assert listed(client, f"?situation=done&endpoint=/pay/k{number}/") == keys
+
+
 def test_a_list_ends_where_it_says(client, staff, db, monkeypatch):
-    monkeypatch.setattr(lists, "MOST", 3)
+    monkeypatch.setattr(find, "MOST", 3)
     for number in range(5):
         claimed(f"k{number}")
         IdempotencyRecord.objects.filter(key=f"k{number}").update(
@@ -150,7 +216,7 @@ def test_a_filter_by_a_hidden_field_is_refused_whatever_the_lookup(
 
 
 @pytest.mark.parametrize("term", ["one", "DONE", "é", "x" * 300, "%25", "_unning"])
-def test_a_term_that_begins_no_key_scope_or_path_finds_nothing(
+def test_a_term_finds_only_beginnings_of_keys_scopes_and_paths(
     client, staff, records, term
 ):
     assert listed(client, f"?q={term}") == []

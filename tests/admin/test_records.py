@@ -1,4 +1,6 @@
-"""A record's page shows what it can tell, and bodies to a few; what a client sent deceives nobody there."""
+"""A record's page shows what it can tell, and bodies to a few; what a client sent
+deceives nobody there.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_only_that_permission_shows_a_decrypted_response(client, staff, db, sett
 
 
 def test_the_timeline_is_of_one_life_of_the_key(client, superuser, db):
-    """The clock of the application may be anywhere: it is the database's that counts."""
+    """The clock of the application may be anywhere: it is the database's that
+    counts.
+    """
     for note in ("in an earlier life", "in this life"):
         IdempotencyRecord.objects.all().delete()
         ended("on_hold", Fail("crashed", on_hold=True))
@@ -121,7 +125,7 @@ def test_viewing_a_body_leaves_an_entry_and_sends_a_signal(client, staff, record
     assert "Response body viewed." in page(client, "done")
 
 
-def test_viewing_a_record_without_its_body_leaves_no_entry(client, staff, records):
+def test_viewing_a_record_without_its_body_is_not_an_entry(client, staff, records):
     with heard(signals.response_viewed) as sent:
         page(client, "done")  # without the permission
         allow(staff, "view_response_idempotencyrecord")
@@ -133,7 +137,9 @@ def test_viewing_a_record_without_its_body_leaves_no_entry(client, staff, record
     assert (LogEntry.objects.count(), sent) == (0, [])
 
 
-def test_without_an_entry_no_body_is_shown(client, superuser, records, monkeypatch):
+def test_a_body_is_shown_only_after_its_entry_is_written(
+    client, superuser, records, monkeypatch
+):
     def fail(*args, **named):
         raise DatabaseError
 
@@ -246,7 +252,8 @@ def test_nothing_can_be_added_changed_or_deleted(client, staff, records, superus
 
 
 ESCAPE, C1 = "\x1b]0;pwned\x07", "\x9b2J"
-INVISIBLE = "\u202e\u2066\u200b\u2028\ufeff"  # override, isolate, zero width, line separator, byte order mark
+# override, isolate, zero width, line separator, byte order mark
+INVISIBLE = "\u202e\u2066\u200b\u2028\ufeff"
 HOSTILE = f"{ESCAPE}{INVISIBLE}{C1}\r"
 
 

@@ -1,8 +1,10 @@
 """Run the scenario with the newest packages: ``python -m tests.compatibility [NAME…]``.
 
-Makes a virtual environment for each name in ``--cache``, installs the newest versions and this project there, runs
-the scenario on a PostgreSQL server (``--database``), prints a table, and with ``--write`` puts its rows into the docs.
-Healthchecks is an application: ``HEALTHCHECKS`` names the directory of its source. Needs PyPI and some minutes.
+Makes a virtual environment for each name in ``--cache``, installs the newest versions
+and this project there, runs the scenario on a PostgreSQL server (``--database``),
+prints a table, and with ``--write`` puts its rows into the docs. Healthchecks is an
+application: ``HEALTHCHECKS`` names the directory of its source. Needs PyPI and some
+minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the scenario has to know of a project: of a plain view behind the middleware, unless the project says more."""
+"""What the scenario has to know of a project: of a plain view behind the middleware,
+unless the project says more.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ REFUSED = "refused"
 
 
 def pay(request: HttpRequest) -> HttpResponse:
-    """Write a row, also for what is refused in the end, as a package's bookkeeping does."""
+    """Write a row, also for what is refused in the end, as a package's bookkeeping
+    does.
+    """
     reference, refuse = json.loads(request.body).values()
     write(REFUSED if refuse else reference)
     return JsonResponse({"paid": str(uuid4())}, status=422 if refuse else 201)
@@ -50,7 +54,9 @@ def application() -> Any:
 
 
 def ask(method: str, path: str, body: Any = None, **headers: str) -> Answer:
-    """Send a request to the WSGI application, as a server does: a form if ``body`` is text, else JSON."""
+    """Send a request to the WSGI application, as a server does: a form if ``body`` is
+    text, else JSON.
+    """
     kind = (
         "application/x-www-form-urlencoded"
         if isinstance(body, str)
@@ -90,7 +96,9 @@ class Project:
         refuse: bool = False,
         **headers: str,
     ) -> Answer:
-        """POST a payment to the view; ``refuse``: one that it answers by a status that releases the key."""
+        """POST a payment to the view; ``refuse``: one that it answers by a status that
+        releases the key.
+        """
         sent = self.headers() | ({"Idempotency-Key": key} if key else {}) | headers
         return ask("POST", self.path, self.body(reference, refuse=refuse), **sent)
 
@@ -98,8 +106,14 @@ class Project:
         return Group.objects.filter(name__startswith=reference).count()
 
     def take_bookings(self) -> int:
-        """How much the package or the view has kept of refused requests, which is forgotten then."""
+        """How much the package or the view has kept of refused requests, which is
+        forgotten then.
+        """
         return Group.objects.filter(name__startswith=REFUSED).delete()[0]
+
+    def code(self, refused: Answer) -> Any:
+        """Return the code of a problem."""
+        return refused.json()["code"]
 
     def check(self) -> None:
         """Assert what else the package promises."""

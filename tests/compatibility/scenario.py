@@ -1,6 +1,8 @@
-"""The common scenario, by one project's settings: ``python -m tests.compatibility.scenario silk.settings`` prints JSON.
+"""The common scenario, by one project's settings: ``python -m
+tests.compatibility.scenario silk.settings`` prints JSON.
 
-Needs the project's packages and ``DATABASE_URL``: a PostgreSQL server on which to make a database ``test_…``.
+Needs the project's packages and ``DATABASE_URL``: a PostgreSQL server on which to make
+a database ``test_…``.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def another_body_is_refused(project: Project) -> None:
     reference, other, key = fresh(), fresh(), fresh()
     assert project.send(reference, key).status_code == project.paid
     refused = project.send(other, key)
-    assert (refused.status_code, json.loads(refused.content)["code"]) == (
+    assert (refused.status_code, project.code(refused)) == (
         422,
         "idempotency_key_reused",
     )
@@ -73,13 +75,16 @@ def a_released_key_keeps_the_bookkeeping(project: Project) -> None:
     assert project.take_bookings() == kept
     assert (kept > 0) == project.books
     after = project.send(reference, key)
-    assert (after.status_code, is_replay(after)) == (project.paid, False), (
-        "the key is free"
-    )
+    assert (after.status_code, is_replay(after)) == (
+        project.paid,
+        False,
+    ), "the key is free"
 
 
 def of_concurrent_duplicates_one_runs(project: Project) -> None:
-    """The first is held where its effect was written, so the others do arrive while it runs."""
+    """The first is held where its effect was written, so the others do arrive while it
+    runs.
+    """
     from django.db import connections
     from django.db.models.signals import post_save
 

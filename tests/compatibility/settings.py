@@ -1,4 +1,6 @@
-"""What the projects have in common; each adds its package to it, and has its views in ``urls`` beside its settings."""
+"""What the projects have in common; each adds its package to it, and has its views in
+``urls`` beside its settings.
+"""
 
 from __future__ import annotations
 

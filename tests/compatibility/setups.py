@@ -1,4 +1,6 @@
-"""The packages and applications that the scenario runs with, each in a virtual environment of its own."""
+"""The packages and applications that the scenario runs with, each in a virtual
+environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Setup:
-    """``settings``: in this directory. The newest version of the first requirement is stated.
+    """``settings``: in this directory. The newest version of the first requirement is
+    stated.
 
-    ``checkout``: the environment variable that names the directory of an application's source.
+    ``checkout``: the environment variable that names the directory of an application's
+    source.
     """
 
     settings: str
@@ -21,37 +25,42 @@ SETUPS = {
     "installed": Setup(
         "installed.settings",
         (
-            *(
-                "django-otp",
-                "django-axes",
-                "django-ninja",
-                "drf-spectacular",
-                "django-cors-headers",
-            ),
+            "django-otp",
+            "django-axes",
+            "django-ninja",
+            "drf-spectacular",
+            "django-cors-headers",
             "django-prometheus",
         ),
     ),
     "views": Setup(
         "views.settings", ("graphene-django", "django-reversion", "django-ratelimit")
     ),
+    "interfaces": Setup(
+        "interfaces.settings",
+        (
+            "adrf",
+            "djangorestframework-camel-case",
+            "drf-standardized-errors",
+            "django-cachalot",
+            "whitenoise",
+        ),
+    ),
     "companions": Setup(
         "companions.settings",
         (
-            *(
-                "django-simple-history",
-                "django-auditlog",
-                "django-easy-audit",
-                "django-pghistory",
-                "django-guardian",
-            ),
-            *(
-                "django-structlog",
-                "django-waffle",
-                "django-csp",
-                "django-import-export",
-                "django-rest-knox",
-            ),
-            *("django-oauth-toolkit", "djangorestframework-api-key"),
+            "django-simple-history",
+            "django-auditlog",
+            "django-easy-audit",
+            "django-pghistory",
+            "django-guardian",
+            "django-structlog",
+            "django-waffle",
+            "django-csp",
+            "django-import-export",
+            "django-rest-knox",
+            "django-oauth-toolkit",
+            "djangorestframework-api-key",
         ),
     ),
     "allauth": Setup("allauths.settings", ("django-allauth",)),

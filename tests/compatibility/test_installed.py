@@ -1,4 +1,6 @@
-"""The packages that the development environment has, by the scenario that the others go through on demand."""
+"""The packages that the development environment has, by the scenario that the others go
+through on demand.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ PAGE = ROOT / "docs/evidence/compatibility.md"
 
 @pytest.mark.compatibility
 @pytest.mark.postgresql
-def test_packages_and_keys_do_each_other_no_harm(db):
+def test_other_packages_and_keys_work_together(db):
     done = subprocess.run(
         [sys.executable, "-m", "tests.compatibility.scenario", "installed.settings"],
         **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 240},

@@ -1,4 +1,6 @@
-"""An afternoon: a new project is protected, described, called over a bad network, tested twice over, and watched."""
+"""An afternoon: a new project is protected, described, called over a bad network,
+tested twice over, and watched.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ pytestmark = [
 ]
 
 SETTINGS = """# shop/settings.py, at the end
-INSTALLED_APPS += ["drf_spectacular", "django_idempotency.contrib.dashboard", "django_idempotency.contrib.openapi"]
+INSTALLED_APPS += [
+    "drf_spectacular",
+    "django_idempotency.contrib.dashboard",
+    "django_idempotency.contrib.openapi",
+]
 REST_FRAMEWORK["DEFAULT_SCHEMA_CLASS"] = "drf_spectacular.openapi.AutoSchema"
 REST_FRAMEWORK["DEFAULT_PARSER_CLASSES"] = ["rest_framework.parsers.JSONParser"]
 REST_FRAMEWORK["TEST_REQUEST_DEFAULT_FORMAT"] = "json"
@@ -54,8 +60,14 @@ def test_a_charge_is_made(client):
 def test_a_charge_has_an_amount(client):
     assert client.post("/charges/", {}).status_code == 400
 """
-DESCRIBE = "manage.py spectacular --format openapi-json --validate --fail-on-warn --file openapi.json"
-TWICE = "-m pytest payments/tests.py --ds shop.settings -p no:cacheprovider --idempotency-twice"
+DESCRIBE = (
+    "manage.py spectacular --format openapi-json --validate --fail-on-warn --file"
+    " openapi.json"
+)
+TWICE = (
+    "-m pytest payments/tests.py --ds shop.settings -p no:cacheprovider"
+    " --idempotency-twice"
+)
 ALICE = {"Authorization": "Token alice"}
 KEY = '"charge-1"'
 SIGN_IN = """
@@ -88,7 +100,9 @@ def test_an_afternoon(tmp_path, db):
 
 
 def charged_over_a_bad_network(someone):
-    """The charges that are there, after a client generated from the project's document has lost two responses."""
+    """The charges that are there, after a client generated from the project's document
+    has lost two responses.
+    """
     someone.run(*DESCRIBE.split())
     with client_over_a_bad_network(someone, ALICE) as (package, client):
         charge = importlib.import_module(f"{package}.models").Charge(id=0, amount=500)
@@ -102,7 +116,9 @@ def charged_over_a_bad_network(someone):
 
 @contextmanager
 def client_over_a_bad_network(someone, headers):
-    """A client generated from the project's document that loses two responses, and the name of its package."""
+    """A client generated from the project's document that loses two responses, and the
+    name of its package.
+    """
     document = json.loads((someone.directory / "openapi.json").read_text())
     server = f"http://127.0.0.1:{someone.port}"
     with (

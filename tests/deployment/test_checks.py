@@ -16,9 +16,10 @@ from django_idempotency.checks.registry import DOCS, TAG
 from django_idempotency.http.placement import idempotent
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Lease, Policy
+from django_idempotency.values.scopes import has_schemas
 from tests.deployment.wrong import WRONG, Page, Project, aview, view
-from tests.deployment.wrong import databases as _databases  # noqa: F401
-from tests.deployment.wrong import settings as _settings  # noqa: F401
+from tests.deployment.wrong import databases as _databases  # noqa: F401 (registers)
+from tests.deployment.wrong import settings as _settings  # noqa: F401 (registers)
 from tests.deployment.wrong.databases import HOUR
 from tests.deployment.wrong.views import Adding, Policed
 from tests.support.aliases import another_alias
@@ -58,12 +59,14 @@ def test_each_check_has_a_case_that_fires():
 
 
 def ours(*, deploy=False, **options):
-    """What Django finds with the checks that are registered with it, the outbox's aside."""
+    """What Django finds with the checks that are registered with it, the outbox's
+    aside.
+    """
     messages = checks.run_checks(include_deployment_checks=deploy, **options)
     return [message.id for message in messages if message.id.startswith(f"{CORE}.")]
 
 
-def test_a_project_in_order_has_no_messages(project):
+def test_a_project_in_order_passes_every_check(project):
     project.views(
         idempotent(view),
         idempotent(mode="lease")(aview),
@@ -86,7 +89,7 @@ def test_a_misspelt_setting_is_one_error_of_the_package(project):
     ]
 
 
-def test_deployment_checks_are_no_part_of_an_ordinary_check(project, capsys):
+def test_deployment_checks_run_only_when_asked_for(project, capsys):
     project(ENABLED=False)
     assert ours() == []
     call_command("check", "--deploy", "--tag", TAG)
@@ -109,10 +112,11 @@ def test_e027_is_silent_about_tenants_and_once_migrated(project):
         assert ids_found("E027", databases=["default"]) == [], "it holds no records"
         assert ids_found("E027", databases=["lite"]) == ["E027"]
         with project.patch.context() as patch:
-            patch.setattr(
-                connections["lite"], "schema_name", None, raising=False
-            )  # as with django-tenants
+            # as with django-tenants
+            patch.setattr(connections["lite"], "schema_name", None, raising=False)
+            has_schemas.cache_clear()
             assert ids_found("E027", databases=["lite"]) == []
+        has_schemas.cache_clear()
         call_command("migrate", "django_idempotency", database="lite", verbosity=0)
         assert ids_found("E027", databases=["lite"]) == []
 
@@ -141,8 +145,14 @@ def test_a_view_is_not_reported_for_what_it_has_from_the_setting(project):
     )
     project(MODE="lease", RETENTION=30)
     assert [message.msg for message in found("E002")] == [
-        "The IDEMPOTENCY setting: a lease of 60 s is longer than the retention of 30 s.",
-        "tests.deployment.wrong.view: a lease of 60 s is longer than the retention of 50 s.",
+        (
+            "The IDEMPOTENCY setting: a lease of 60 s is longer than the retention of"
+            " 30 s."
+        ),
+        (
+            "tests.deployment.wrong.view: a lease of 60 s is longer than the retention"
+            " of 50 s."
+        ),
     ]
 
 

@@ -1,4 +1,6 @@
-"""The same promises under the settings, pools, servers and test cases that projects have."""
+"""The same promises under the settings, pools, servers and test cases that projects
+have.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from tests.support.servers import (
     running_uvicorn,
     unless_in_flight,
 )
+from tests.support.sql import run_sql, value_of
 from tests.support.threads import OtherThread, in_threads
 from tests.support.views_of_laws import in_each_mode
 from tests.support.waiting import eventually
@@ -68,7 +71,7 @@ def under(*deployments: Any) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def deployed(request, server_database, tmp_path_factory) -> Iterator[Server]:
-    environment = dict(request.param)
+    environment = {"GUNICORN_CMD_ARGS": "", "OPENAPI": "1", **request.param}
     url = server_database
     running = running_uvicorn if environment.pop("uvicorn", None) else running_server
     if environment.pop("pgbouncer", None):
@@ -85,15 +88,30 @@ def name(request) -> str:
     return request.node.name
 
 
-PATHS = ["/api/charges/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/"]
+CHARGES, ASYNC = "/api/charges/", "/async/orders/"
+PATHS = [CHARGES, "/orders/", "/legacy/refunds/", "/legacy/api/refunds/"]
+
+
+def sent(server, name, path=CHARGES, **options) -> httpx.Response:
+    return server.post(path, payment(name), key=name, **options)
+
+
+def at_once(server, name, path=CHARGES) -> set[bytes]:
+    """The responses to so many duplicates, without refusals."""
+    answers = in_threads(MANY, lambda _index: sent(server, name, path))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    return {answer.content for answer in answers if answer.status_code == 201}
+
+
+def in_the_end(server, name, path=CHARGES) -> httpx.Response:
+    return eventually(lambda: unless_in_flight(sent(server, name, path)))
 
 
 @pytest.mark.server
 @under(*DEPLOYMENTS, UVICORN)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_retry_gets_the_first_response(deployed, name, path):
-    first = deployed.post(path, payment(name), key=name)
-    again = deployed.post(path, payment(name), key=name)
+    first, again = (sent(deployed, name, path) for _time in range(2))
     assert (first.status_code, first.content) == (201, again.content)
     assert again.headers["Idempotent-Replayed"] == "true"
     assert deployed.ledger(name) == 1
@@ -103,11 +121,7 @@ def test_a_retry_gets_the_first_response(deployed, name, path):
 @pytest.mark.server
 @under(*DEPLOYMENTS, UVICORN)
 def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
-    answers = in_threads(
-        MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name)
-    )
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    assert len(at_once(deployed, name)) == 1
     assert deployed.ledger(name) == 1
 
 
@@ -115,18 +129,9 @@ def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
 @under(*DEPLOYMENTS)
 def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
     with pytest.raises(httpx.TransportError):
-        deployed.post(
-            "/api/charges/", payment(name), key=name, simulate={"kill": "after"}
-        )
-    answers = in_threads(
-        MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name)
-    )
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    eventually(
-        lambda: unless_in_flight(
-            deployed.post("/api/charges/", payment(name), key=name)
-        )
-    )
+        sent(deployed, name, simulate={"kill": "after"})
+    at_once(deployed, name)
+    in_the_end(deployed, name)
     assert deployed.ledger(name) == 1
 
 
@@ -134,50 +139,32 @@ def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
 @under(*DEPLOYMENTS)
 def test_different_keys_all_take_effect(deployed, name):
     def pay(index: int) -> int:
-        return deployed.post(
-            "/api/charges/", payment(name), key=f"{name}-{index}"
-        ).status_code
+        key = f"{name}-{index}"
+        return deployed.post(CHARGES, payment(name), key=key).status_code
 
     assert in_threads(MANY, pay) == [201] * MANY
     assert deployed.ledger(name) == MANY
 
 
 @pytest.mark.server
-@pytest.mark.row_locks  # in lease mode the view's own transactions have the whole of SQLite to contend for
+# in lease mode the view's own transactions have the whole of SQLite to contend for
+@pytest.mark.row_locks
 @under(UVICORN)
 def test_an_async_view_takes_effect_once(deployed, name):
-    answers = in_threads(
-        MANY, lambda _index: deployed.post("/async/orders/", payment(name), key=name)
-    )
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    again = deployed.post("/async/orders/", payment(name), key=name)
-    assert {answer.content for answer in answers if answer.status_code == 201} == {
-        again.content
-    }
+    answered = at_once(deployed, name, ASYNC)
+    again = sent(deployed, name, ASYNC)
+    assert answered == {again.content}
     assert again.headers["Idempotent-Replayed"] == "true"
     assert deployed.ledger(name) == 1
-    assert (
-        deployed.post("/async/orders/", payment("other"), key=name).status_code == 422
-    )
+    assert deployed.post(ASYNC, payment("other"), key=name).status_code == 422
 
 
 @pytest.mark.server
 @under(UVICORN)
 def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
     with pytest.raises(httpx.TimeoutException):
-        deployed.post(
-            "/async/orders/",
-            payment(name),
-            key=name,
-            simulate={"delay_ms": 1000},
-            timeout=0.3,
-        )
-    retry = eventually(
-        lambda: unless_in_flight(
-            deployed.post("/async/orders/", payment(name), key=name)
-        )
-    )
-    assert retry.status_code == 201
+        sent(deployed, name, ASYNC, simulate={"delay_ms": 1000}, timeout=0.3)
+    assert in_the_end(deployed, name, ASYNC).status_code == 201
     assert deployed.ledger(name) == 1
 
 
@@ -231,7 +218,5 @@ def hang_up(other_thread: OtherThread) -> None:
     identity = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}[
         connection.vendor
     ]
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {identity}")
-        (number,) = cursor.fetchone()
-    other_thread(lambda: connection.cursor().execute(KILL[connection.vendor], [number]))
+    number = value_of(f"SELECT {identity}")
+    other_thread(run_sql, KILL[connection.vendor], [number])

@@ -1,4 +1,6 @@
-"""No driver of PostgreSQL is forced on a project: the package works with psycopg2, and without any elsewhere."""
+"""No driver of PostgreSQL is forced on a project: the package works with psycopg2, and
+without any elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,25 @@ import pytest
 
 from tests.support.databases import create_database, drop_database
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.slow,
-]  # its settings come from django-environ
+# its settings come from django-environ
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """
 import json, sys
-sys.modules.update(dict.fromkeys(["psycopg", "psycopg2"]))  # None: importing it raises ImportError
+# None: importing it raises ImportError
+sys.modules.update(dict.fromkeys(["psycopg", "psycopg2"]))
 import django
 from django.conf import settings
 from environ import Env
 from django.http import HttpResponse
 
 settings.configure(
-    DATABASES={"default": Env.db_url_config(sys.argv[1])}, SECRET_KEY="-", ALLOWED_HOSTS=["*"], USE_TZ=True,
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_idempotency"],
+    DATABASES={"default": Env.db_url_config(sys.argv[1])},
+    SECRET_KEY="-", ALLOWED_HOSTS=["*"], USE_TZ=True,
+    INSTALLED_APPS=[
+        "django.contrib.auth", "django.contrib.contenttypes", "django_idempotency"
+    ],
     IDEMPOTENCY={"SCOPE": "public"}, ROOT_URLCONF=(), DEBUG=True,
 )
 django.setup()
@@ -45,8 +49,11 @@ def pay(request):
     return HttpResponse(b"paid \\xff", status=201)
 
 def send(body):
-    answer = pay(RequestFactory().post("/pay/", body, content_type="text/plain", headers={"Idempotency-Key": "a"}))
-    return answer.status_code, answer.content[:4] == b"paid", answer.headers.get("Idempotent-Replayed")
+    answer = pay(RequestFactory().post(
+        "/pay/", body, content_type="text/plain", headers={"Idempotency-Key": "a"}
+    ))
+    replayed = answer.headers.get("Idempotent-Replayed")
+    return answer.status_code, answer.content[:4] == b"paid", replayed
 
 found = [send(b"one"), send(b"one"), send(b"two")[0]]
 call_command("idempotency_reap", verbosity=0)
@@ -96,13 +103,17 @@ def test_laws_hold_on_psycopg2(database, tmp_path):
         ],
         **{"capture_output": True, "text": True, "cwd": ROOT, "timeout": 300},
         env=os.environ
-        | {"DATABASE_URL": database, "PYTHONPATH": f"{tmp_path}:{ROOT}", "CI": ""},
+        | {
+            "DATABASE_URL": database,
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "CI": "",
+        },
     )
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 
 
-def test_a_project_on_sqlite_needs_no_driver_of_postgresql(tmp_path):
+def test_a_project_on_sqlite_runs_without_a_driver_of_postgresql(tmp_path):
     run = [sys.executable, "-c", PROJECT, f"sqlite:///{tmp_path / 'db.sqlite3'}"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr

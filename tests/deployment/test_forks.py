@@ -1,4 +1,6 @@
-"""Lease mode in processes that fork once the package has been used, as servers do that load the project first."""
+"""Lease mode in processes that fork once the package has been used, as servers do that
+load the project first.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ pytestmark = [
 
 @contextmanager
 def forked(how: str) -> Iterator[dict[str, int]]:
-    """The processes that have the leases ``parent`` and ``child``, by the names of their keys."""
+    """The processes that have the leases ``parent`` and ``child``, by the names of
+    their keys.
+    """
     command = [sys.executable, "-m", "tests.support.forking", how]
     processes: dict[str, int] = {}
     with subprocess.Popen(

@@ -1,4 +1,6 @@
-"""W021: what lets callers in, or refuses them, inside of an entry point. A replay is sent before it is asked."""
+"""W021: what lets callers in, or refuses them, inside of an entry point. A replay is
+sent before it is asked.
+"""
 
 from __future__ import annotations
 
@@ -80,30 +82,30 @@ WRONG = {
     "further inside": lambda: timed(idempotent(timed(require_POST(permitted(view))))),
     "async": lambda: once(permitted(aview)),
     "a form": lambda: idempotent_form(permitted(view)),
-    "a method of a class": lambda: idempotent(on("post", permitted)).as_view(),
     "one method": lambda: on("post", idempotent, permitted).as_view(),
     "dispatch": lambda: on("dispatch", once, login_required).as_view(),
-    "dispatch, around a mixin": lambda: on(
-        "dispatch", idempotent, view=type("P", (Guarded,), {})
-    ).as_view(),
-    "dispatch, around another": lambda: on(
-        "dispatch", idempotent, view=on("dispatch", permitted)
-    ).as_view(),
-    "dispatch, around a method": lambda: on(
-        "dispatch", idempotent, view=on("post", permitted)
-    ).as_view(),
+    "dispatch, around a mixin": (
+        lambda: on("dispatch", idempotent, view=type("P", (Guarded,), {})).as_view()
+    ),
+    "dispatch, around another": (
+        lambda: on("dispatch", idempotent, view=on("dispatch", permitted)).as_view()
+    ),
+    "dispatch, around a method": (
+        lambda: on("dispatch", idempotent, view=on("post", permitted)).as_view()
+    ),
 }
 RIGHT = {
     "login_required": lambda: login_required(idempotent(view)),
     "permission_required": lambda: permitted(timed(idempotent(timed(view)))),
+    "a method of a class": lambda: idempotent(on("post", permitted)).as_view(),
     "a mixin": lambda: idempotent(Guarded).as_view(),
     "around a class": lambda: login_required(idempotent(Page).as_view()),
     "dispatch": lambda: on("dispatch", login_required, once).as_view(),
     "dispatch of a class": lambda: idempotent(on("dispatch", permitted)).as_view(),
     "one method": lambda: on("post", permitted, idempotent).as_view(),
-    "another method": lambda: on(
-        "put", permitted, view=on("post", idempotent, view=Both)
-    ).as_view(),
+    "another method": (
+        lambda: on("put", permitted, view=on("post", idempotent, view=Both)).as_view()
+    ),
     "no entry point": lambda: permitted(view),
     "no entry point, a class": lambda: on("post", permitted).as_view(),
     "may_replay": lambda: idempotent(may_replay=lambda request, record: True)(
@@ -135,6 +137,8 @@ def test_the_middleware_goes_inside_what_it_can(found):
     assert covered(found, permitted(timed(view))) == []
     assert covered(found, login_required(Page.as_view())) == []
     assert covered(found, Guarded.as_view()) == []
+    assert covered(found, on("post", timed, permitted).as_view()) == []
+    assert covered(found, on("post", permitted, transaction.atomic).as_view()) == []
 
 
 @pytest.mark.parametrize(
@@ -143,9 +147,9 @@ def test_the_middleware_goes_inside_what_it_can(found):
         lambda: Opaque(permitted(view)),
         lambda: timed(Opaque(permitted(view))),
         lambda: transaction.atomic(permitted(view)),
-        lambda: on("post", permitted).as_view(),
+        lambda: on("post", transaction.atomic, permitted).as_view(),
     ],
-    ids=["opaque", "further inside", "atomic", "method"],
+    ids=["opaque", "further inside", "atomic", "atomic method"],
 )
 def test_w021_guards_that_the_middleware_stays_outside_of(found, make):
     assert covered(found, make()) == ["W021"]
@@ -162,7 +166,9 @@ def test_w021_a_guarded_method_of_rest_framework(found):
     payments = type("Payments", (IdempotentMixin, APIView), post)
     assert found(payments.as_view()) == []
     assert found(on("dispatch", login_required, view=payments).as_view()) == []
-    assert found(on("post", login_required, view=payments).as_view()) == ["W021"]
+    assert found(on("post", login_required, view=payments).as_view()) == []
+    inside = on("post", transaction.atomic, login_required, view=payments)
+    assert found(inside.as_view()) == ["W021"]
 
 
 has_right = user_passes_test(lambda user: allows(user))

@@ -1,4 +1,6 @@
-"""Clients that hang up at random moments, on an async view in lease mode under a real uvicorn."""
+"""Clients that hang up at random moments, on an async view in lease mode under a real
+uvicorn.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def _use(server: Server, client: int, requests: int) -> list[tuple[str, str]]:
     """Each key with the run that its last caller, who stays, is told of."""
     decide = random.Random(client)
     return [
-        # A busy machine hardly begins a run in LONGEST; the first of each client take long enough to be cut off.
+        # A busy machine hardly begins a run in LONGEST; the first of each client take
+        # long enough to be cut off.
         _hang_up_and_ask(
             server, str(uuid4()), *((1.0, 0.9) if number < 2 else _at_random(decide))
         )

@@ -1,4 +1,6 @@
-"""The roles of the page on database roles: with its GRANTs each can do what the page says, and no more."""
+"""The roles of the page on database roles: with its GRANTs each can do what the page
+says, and no more.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import ProgrammingError, connection, connections, transaction
+from django.db import ProgrammingError, connection, transaction
 
 from django_idempotency import engine
 from django_idempotency.contrib.dashboard.activity import activity
@@ -35,16 +37,18 @@ from django_idempotency.values.outcomes import (
 )
 from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.aliases import another_alias
-from tests.support.callers import mode_of
+from tests.support.callers import mode_of, settle
 from tests.support.checks import ids_found
 from tests.support.databases import create_database, drop_database
+from tests.support.sql import run_sql
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
 
 PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 ROLES = ("owner", "app", "reader")
-NAME = f"shop_{uuid4().hex[:8]}"  # roles belong to the server, which other runs of these tests may use now
-BEFORE, GRANTS, GRANTS_OF_OUTBOX, GRANTS_OF_AUDIT, REVOKE = re.findall(
+# roles belong to the server, which other runs of these tests may use now
+NAME = f"shop_{uuid4().hex[:8]}"
+BEFORE, GRANTS, *GRANTS_OF_WINGS, REVOKE = re.findall(
     r"^```sql\n(.*?)^```$",
     PAGE.read_text().replace("shop_", f"{NAME}_"),
     re.MULTILINE | re.DOTALL,
@@ -58,7 +62,7 @@ def database(django_db_setup, django_db_blocker, tmp_path_factory):
         url = create_database(NAME, tmp_path_factory.mktemp("roles"))
         try:
             with another_alias("super", NAME=NAME):
-                run(BEFORE, "super")
+                run_sql(BEFORE, using="super")
             environment = os.environ | {
                 "DATABASE_URL": f"{url}?options=-c%20role%3D{NAME}_owner"
             }
@@ -72,18 +76,20 @@ def database(django_db_setup, django_db_blocker, tmp_path_factory):
             ]
             subprocess.run(migrate, env=environment, check=True, capture_output=True)
             with as_role("owner") as owner:
-                run(GRANTS, owner)
-                run(GRANTS_OF_OUTBOX, owner)
-                run(GRANTS_OF_AUDIT, owner)
+                run_sql(GRANTS, using=owner)
+                for grants in GRANTS_OF_WINGS:
+                    run_sql(grants, using=owner)
             yield NAME
         finally:
             drop_database(NAME)
             for role in ROLES:
-                run(f"DROP ROLE IF EXISTS {NAME}_{role}", "default")
+                run_sql(f"DROP ROLE IF EXISTS {NAME}_{role}", using="default")
 
 
 def as_role(role):
-    """The alias of the database for one of the roles, of whatever user the tests have."""
+    """The alias of the database for one of the roles, of whatever user the tests
+    have.
+    """
     options = {
         **connection.settings_dict["OPTIONS"],
         "options": f"-c role={NAME}_{role}",
@@ -91,32 +97,23 @@ def as_role(role):
     return another_alias(role, NAME=NAME, OPTIONS=options)
 
 
-def run(statement, using):
-    with connections[using].cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else None
-
-
 @pytest.fixture
 def roles(database, settings):
-    """``owner``, ``app`` and ``reader`` are aliases; counters are written by ``app``."""
+    """``owner``, ``app`` and ``reader`` are aliases; counters are written by
+    ``app``.
+    """
     settings.IDEMPOTENCY = {"USING": "app"}
     with ExitStack() as stack:
         for role in ROLES:
             stack.enter_context(as_role(role))
         yield
-        run("DELETE FROM django_idempotency_record", "app")
+        run_sql("DELETE FROM django_idempotency_record", using="app")
 
 
 def claimed(policy):
     claim = engine.claim(Operation("s", uuid4().hex, bytes(32), "POST", "/"), policy)
     assert isinstance(claim, Claimed)
     return claim
-
-
-def settle(claim, policy, verdict):
-    with engine.execution(claim, policy) as run:
-        run.verdict = verdict
 
 
 def lapse(claim):
@@ -134,9 +131,8 @@ def works():
         assert engine.claim(claim.operation, policy) == Replay(
             StoredResponse(201, (), b"done")
         )
-        store_for(policy, claim.operation).count_replays(
-            {claim.id: 1}
-        )  # not in the background in a test run
+        # not in the background in a test run
+        store_for(policy, claim.operation).count_replays({claim.id: 1})
         settle(claimed(policy), policy, Release())
         settle(claimed(policy), policy, Fail("ValueError"))
         dead = claimed(policy)
@@ -157,7 +153,7 @@ def refused(statement, using):
         pytest.raises(ProgrammingError, match=r"permission denied|must be owner"),
         transaction.atomic(using=using),
     ):
-        run(statement, using)
+        run_sql(statement, using=using)
     return True
 
 
@@ -171,11 +167,14 @@ def test_the_application_can_do_all_that_a_project_does(roles):
     columns = (
         'action_time, "user", user_id, model, object_id, object_repr, change_message'
     )
-    run(
-        f"INSERT INTO django_idempotency_audit ({columns}) VALUES (now(), 'anna', '', '', '', '', '')",
-        "app",
+    run_sql(
+        f"INSERT INTO django_idempotency_audit ({columns}) VALUES (now(), 'anna', '',"
+        " '', '', '', '')",
+        using="app",
     )
-    run("UPDATE django_idempotency_audit SET change_message = '(erased)'", "app")
+    run_sql(
+        "UPDATE django_idempotency_audit SET change_message = '(erased)'", using="app"
+    )
     assert refused("UPDATE django_idempotency_audit SET \"user\" = 'bob'", "app")
     assert refused("DELETE FROM django_idempotency_audit", "app")
     assert ids_found("E027", "E028", "W029", databases=["app"]) == []
@@ -207,13 +206,14 @@ def test_the_application_publishes_events(roles):
     assert OutboxEvent.objects.using("app").all().delete()[0] == 1
 
 
-def test_the_reader_sees_how_the_records_stand_and_no_secret(roles, capsys):
+def test_the_reader_sees_how_the_records_stand_without_secrets(roles, capsys):
     lapse(claimed(Policy(using="app", mode="lease")))
     call_command("idempotency_stats", "--json", database="reader")
     assert json.loads(capsys.readouterr().out)["stuck"] == 1
-    run(
-        f"REVOKE SELECT (scope, key, path) ON django_idempotency_record FROM {NAME}_reader",
-        "owner",
+    run_sql(
+        "REVOKE SELECT (scope, key, path) ON django_idempotency_record FROM"
+        f" {NAME}_reader",
+        using="owner",
     )
     call_command("idempotency_stats", "--check", stuck_for=1e6, database="reader")
     for column in ("response_body", "response_headers", "token", "fingerprint"):
@@ -236,17 +236,22 @@ def test_the_reader_counts_what_runs_by_lock(roles):
 
 
 def test_the_claims_function_is_the_applications_alone(roles):
-    values = "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), 'lease', false, '1 s', '1 s', '1 s'"
-    assert run(f"SELECT claimed FROM django_idempotency_claim({values})", "app")[0][0]
+    values = (
+        "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), 'lease', false, '1"
+        " s', '1 s', '1 s'"
+    )
+    assert run_sql(
+        f"SELECT claimed FROM django_idempotency_claim({values})", using="app"
+    )[0][0]
     assert refused(f"SELECT django_idempotency_claim({values})", "reader")
 
 
 def test_with_partitions_the_same_rights_are_enough(roles, capsys):
     with pytest.raises(CommandError, match="a grant on the column"):
         call_command("idempotency_partitions", "enable", yes=True, database="owner")
-    run(REVOKE, "owner")
+    run_sql(REVOKE, using="owner")
     call_command("idempotency_partitions", "enable", yes=True, database="owner")
-    run(GRANTS, "owner")
+    run_sql(GRANTS, using="owner")
     call_command("idempotency_partitions", "ensure", database="owner")
     works()
     call_command("idempotency_partitions", "status", database="owner")

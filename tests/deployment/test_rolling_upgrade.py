@@ -1,7 +1,9 @@
-"""An upgrade while requests come in: an older version serves on while a newer one migrates and serves beside it.
+"""An upgrade while requests come in: an older version serves on while a newer one
+migrates and serves beside it.
 
-The older version is the newest release that git knows, or what ``UPGRADE_FROM`` names: a commit, or a wheel. So that
-this works on the day of a release, this version also stands in as the older one, of a next one.
+The older version is the newest release that git knows, or what ``UPGRADE_FROM`` names:
+a commit, or a wheel. So that this works on the day of a release, this version also
+stands in as the older one, of a next one.
 """
 
 from __future__ import annotations
@@ -47,25 +49,39 @@ PATHS = (
 PREPARE = "from testproject import service; service.prepare()"
 MIGRATE = "manage('migrate', verbosity=0)"
 MAINTAIN = """
-manage('idempotency_outbox', 'relay', once=True); manage('idempotency_reap'); manage('idempotency_cleanup')
+manage('idempotency_outbox', 'relay',
+    once=True); manage('idempotency_reap'); manage('idempotency_cleanup')
 from django_idempotency.messages import Message, consume
-print(consume(Message('orders', 'm-1', b'{}'), lambda message, context: {'made': 1}, consumer='stock'))
+print(consume(Message('orders', 'm-1', b'{}'), lambda message, context: {'made': 1},
+    consumer='stock'))
 """
-ALLOW = "manage('idempotency_keys', 'allow-retry', {key!r}, by='admin', note='not at the bank')"
+ALLOW = (
+    "manage('idempotency_keys', 'allow-retry', {key!r}, by='admin', note='not at the"
+    " bank')"
+)
 COLUMNS = """
-SELECT format('%s.%s %s', table_name, column_name, data_type) FROM information_schema.columns
+SELECT format('%s.%s %s', table_name, column_name, data_type)
+    FROM information_schema.columns
 WHERE table_name LIKE 'django\\_idempotency\\_%'
 """
 FUNCTIONS = """
-SELECT format('%s(%s) %s', proname, pg_get_function_identity_arguments(oid), pg_get_function_result(oid))
+SELECT format('%s(%s) %s', proname, pg_get_function_identity_arguments(oid),
+    pg_get_function_result(oid))
 FROM pg_proc WHERE proname LIKE 'django\\_idempotency\\_%'
 """
-WAITING = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+WAITING = (
+    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND"
+    " wait_event_type = 'Lock'"
+)
 LAPSE = """
 UPDATE django_idempotency_record
-SET locked_at = locked_at - interval '1 h', locked_until = locked_until - interval '1 h' WHERE key = %s
+SET locked_at = locked_at - interval '1 h', locked_until = locked_until -
+    interval '1 h' WHERE key = %s
 """
-ADDED = "migrations.AddField('idempotencyrecord', 'remark', models.CharField(max_length=9, null=True))"
+ADDED = (
+    "migrations.AddField('idempotencyrecord', 'remark', models.CharField(max_length=9,"
+    " null=True))"
+)
 IN_MODELS = (
     "    attempts = models.",
     "    remark = models.CharField(max_length=9, null=True)\n    attempts = models.",
@@ -209,7 +225,9 @@ class Left:
 
 
 def leave(server: Server, spy: Any) -> Left:
-    """Responses of every entry point, a refusal, a failure, and operations whose process was killed."""
+    """Responses of every entry point, a refusal, a failure, and operations whose
+    process was killed.
+    """
     killed = Request("/orders/").dies_on(server, "after")
     crashed = Request("/held/").dies_on(server, "before")
     spy.execute(LAPSE, [crashed.key])
@@ -223,7 +241,9 @@ def leave(server: Server, spy: Any) -> Left:
 def pick_up(
     left: Left, one: Server, other: Server, database: str, version: Path
 ) -> None:
-    """The ``other`` server goes on with what ``one`` has left, and an operator with its ``version``."""
+    """The ``other`` server goes on with what ``one`` has left, and an operator with its
+    ``version``.
+    """
     left.are_replayed_by(other)
     for request in left.runnable:
         assert request.runs_on(other).response.status_code == 201
@@ -244,7 +264,9 @@ def pick_up(
 
 @contextmanager
 def in_flight(server: Server, database: str, path: str) -> Iterator[Request]:
-    """Bob's request, which runs and waits until the end: he is locked, and what is written refers to him."""
+    """Bob's request, which runs and waits until the end: he is locked, and what is
+    written refers to him.
+    """
     request = Request(path, token="bob-token")
     with connected(database) as locker, ThreadPoolExecutor(1) as thread:
         locker.execute("SELECT 1 FROM auth_user WHERE username = 'bob' FOR UPDATE")
@@ -273,6 +295,8 @@ def keep_apart(one: Server, other: Server, database: str) -> None:
 
 
 def maintain(old: Path, new: Path, database: str) -> None:
-    """The commands of both work; a message that one has handled is known to the other."""
+    """The commands of both work; a message that one has handled is known to the
+    other.
+    """
     assert run(old, database, MAINTAIN).splitlines()[-1].startswith("Done(")
     assert run(new, database, MAINTAIN).splitlines()[-1].startswith("AlreadyDone(")

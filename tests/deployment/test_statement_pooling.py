@@ -1,4 +1,6 @@
-"""A pooler in statement mode refuses transactions: a check says so, and a request's 503 has its cause in the log."""
+"""A pooler in statement mode refuses transactions: a check says so, and a request's 503
+has its cause in the log.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.pgbouncer]
 
 @pytest.fixture
 def pooled(payer, tmp_path, settings):
-    """The alias of the database behind PgBouncer in statement mode, with the records in it."""
+    """The alias of the database behind PgBouncer in statement mode, with the records in
+    it.
+    """
     tmp_path.chmod(0o755)
     with (
         running_pgbouncer(
@@ -29,7 +33,7 @@ def pooled(payer, tmp_path, settings):
         yield alias
 
 
-def test_e028_has_the_words_of_the_pooler_and_no_other_check_blames_the_database(
+def test_e028_alone_blames_the_pooler_and_quotes_it(
     pooled,
 ):
     with pytest.raises(
@@ -48,4 +52,4 @@ def test_a_request_is_refused_and_the_log_has_the_cause(pooled, caplog):
         for record in caplog.records
         if record.name == "django_idempotency"
     ]
-    assert line.endswith("(OperationalError 08P01)")
+    assert line.endswith("(OperationalError 08P01) [tests.support.callers.paying]")

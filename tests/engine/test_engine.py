@@ -1,4 +1,6 @@
-"""What a record means for a request, in every state it can be in; and what the running view is given."""
+"""What a record means for a request, in every state it can be in; and what the running
+view is given.
+"""
 
 from __future__ import annotations
 
@@ -75,15 +77,11 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
         (record("processing", locked_at=at(-1)), InFlight(1)),
         (record("processing", locked_at=at(-12)), InFlight(6)),
         (record("processing", locked_at=at(-600)), InFlight(10)),
-        (
-            record("processing", locked_until=at(-1)),
-            InFlight(2),
-        ),  # lapsed, but nobody has watched it
+        # lapsed, but nobody has watched it
+        (record("processing", locked_until=at(-1)), InFlight(2)),
         (record("processing", locked_until=at(-1), hold_on_crash=True), InFlight(2)),
-        (
-            record("processing", locked_until=at(-5)),
-            Available(),
-        ),  # expired: it ends where it began
+        # expired: it ends where it began
+        (record("processing", locked_until=at(-5)), Available()),
         (record("started", locked_until=at(-5)), Available()),
         (
             record("processing", locked_until=at(-5), hold_on_crash=True),
@@ -126,7 +124,7 @@ def test_the_state_of_a_record_decides_about_the_same_request(seen, decision):
     assert seen == before
 
 
-def test_an_atomic_claim_has_no_grace_unless_it_is_stated():
+def test_an_atomic_claim_has_a_grace_only_if_it_is_stated():
     assert (
         decide(record("processing", mode="atomic", locked_at=at(0)), MINE)
         == Available()

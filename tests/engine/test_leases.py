@@ -1,4 +1,6 @@
-"""What keeps leases, step by step; what comes of it in real threads is in ``tests/laws/test_leases_are_kept.py``."""
+"""What keeps leases, step by step; what comes of it in real threads is in
+``tests/laws/test_leases_are_kept.py``.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_a_lease_is_renewed_until_it_is_dropped(keeper):
     assert left() < timedelta(seconds=100)
 
 
-def test_a_claim_of_somebody_else_is_not_renewed_and_dropped(keeper, caplog):
+def test_another_owners_claim_is_dropped_and_not_renewed(keeper, caplog):
     claim = claimed()
     keeper.add(claim, LEASE)
     IdempotencyRecord.objects.update(token=uuid4())
@@ -98,7 +100,9 @@ def test_a_claim_of_somebody_else_is_not_renewed_and_dropped(keeper, caplog):
 def test_the_lease_of_an_unconfirmed_verdict_outlives_a_failover(
     keeper, monkeypatch, caplog
 ):
-    """The store wrote the verdict and could not confirm it; then it comes back with the record as it was before."""
+    """The store wrote the verdict and could not confirm it; then it comes back with the
+    record as it was before.
+    """
     kind, before = type(store_for(LEASE.policy)), {}
     complete = kind.complete
 
@@ -118,7 +122,9 @@ def test_the_lease_of_an_unconfirmed_verdict_outlives_a_failover(
     assert left() > timedelta(seconds=490)
     assert [record.event for record in caplog.records] == ["store_failed"]
     monkeypatch.setattr(kind, "complete", complete)
-    monkeypatch.setattr(background, "ending", True)  # it does what is left, due or not
+    monkeypatch.setattr(
+        background, "stopping", True
+    )  # it does what is left, due or not
     in_threads(1, lambda _: background.work())
     assert (IdempotencyRecord.objects.get().status, keeper.due()) == ("completed", None)
 
@@ -169,7 +175,7 @@ def look(clock):
     def look(keeper, *, times=1):
         for _time in range(times):
             in_threads(1, lambda _: keeper.work())
-            clock.now += 0.4
+            clock.now += 0.6
 
     return look
 
@@ -212,9 +218,7 @@ def release(claim):
 @pytest.mark.parametrize(
     "end", [lambda claim: LEASE.renew([claim]), release], ids=["renewed", "released"]
 )
-def test_a_lease_that_is_renewed_or_not_needed_any_more_is_watched_no_longer(
-    keeper, look, end
-):
+def test_a_lease_that_is_renewed_or_dropped_is_no_longer_watched(keeper, look, end):
     claim = suspected(keeper, lapsed=True)
     look(keeper)
     end(claim)

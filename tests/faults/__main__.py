@@ -1,6 +1,8 @@
-"""``make faults``: run every scenario against the real service, and print what was done and what came of it.
+"""``make faults``: run every scenario against the real service, and print what was done
+and what came of it.
 
-Exits with an error if a law is broken, or if a fault did not bite often enough to prove anything.
+Exits with an error if a law is broken, or if a fault did not bite often enough to prove
+anything.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import sys
 import time
 from collections import Counter
@@ -20,7 +23,8 @@ from tests.faults import scenarios
 from tests.faults.cluster import Cluster
 from tests.faults.scenarios import SCENARIOS, Outcome, Scenario
 
-OPERATIONS, EACH, PATIENCE = 10_000, 20, 240
+OPERATIONS, EACH, PATIENCE = 10_000, 20, 480
+FOR_THE_MODELS = ("spin", "gcc")  # which make faults checks afterwards
 
 
 def main() -> int:
@@ -31,6 +35,9 @@ def main() -> int:
     arguments = _arguments()
     seed = random.randrange(2**32) if arguments.seed is None else arguments.seed
     chosen = [scenario for scenario in SCENARIOS if arguments.only in scenario.name]
+    if lacks := [] if arguments.only else _lacking_programs():
+        print(f"make faults needs {' and '.join(lacks)}: apt-get install them first.")
+        return 1
     print(f"seed {seed}, {arguments.operations} operations\n\n{_row(HEAD)}", flush=True)
     played = []
     with scenarios.ground() as common:
@@ -42,6 +49,10 @@ def main() -> int:
             played.append(_play(scenario, common, operations, seed + number, arguments))
             _print_line(*played[-1])
     return _conclude([outcome for outcome, _seconds in played], least=arguments.each)
+
+
+def _lacking_programs() -> list[str]:
+    return [name for name in FOR_THE_MODELS if shutil.which(name) is None]
 
 
 def _arguments() -> argparse.Namespace:
@@ -93,7 +104,7 @@ def _play(
     return outcome, time.monotonic() - began
 
 
-# --- The report -------------------------------------------------------------------------------------------------------
+# --- The report -----------------------------------------------------------------------
 
 HEAD = ("scenario", "requests", "ok", "fail", "info", "keys", "violations", "seconds")
 WIDTHS = (28, 9, 7, 7, 7, 7, 11, 8)

@@ -1,4 +1,6 @@
-"""Drive a whole chain under faults: a charge by HTTP, its event in the outbox, a broker, and a receipt."""
+"""Drive a whole chain under faults: a charge by HTTP, its event in the outbox, a
+broker, and a receipt.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CHARGES = ("/api/charges/",)
 TOPIC = "charge.created"
 PAUSE = 1.0  # seconds between two kills, on average
 KILLED_EVERY = 1.5  # the broker
-SETTLED_WITHIN = 90.0  # a message whose consumer was killed comes again after 30 s
+SETTLED_WITHIN = 90.0  # a message whose consumer was killed is redelivered after 30 s
 COMMANDS = {
     "relay": ("idempotency_outbox", "relay"),
     "consumer": ("idempotency_consume", "testproject.consumers.receipts"),
@@ -33,7 +35,9 @@ COMMANDS = {
 
 @dataclass
 class Chain:
-    """What follows the service: relays, consumers and a broker, all of which are killed."""
+    """What follows the service: relays, consumers and a broker, all of which are
+    killed.
+    """
 
     fleet: Fleet
     broker: PrivateNATS
@@ -49,7 +53,9 @@ class Chain:
         counts["relay or consumer killed"] += killed["relay"] + killed["consumer"]
 
     def receipts(self, reference: str) -> int:
-        """How many there are once every event was published and every message handled."""
+        """How many there are once every event was published and every message
+        handled.
+        """
         if not self.is_settled.is_set():
             with suppress(TimeoutError):
                 eventually(self._is_through, within=SETTLED_WITHIN, every=0.5)
@@ -104,7 +110,9 @@ def chain(database_url: str, directory: Path) -> Iterator[Chain]:
 
 @dataclass(frozen=True)
 class ToldCharges(Payments):
-    """``Payments`` in which a charge has taken effect only if it has its receipt; with two, it did so twice."""
+    """``Payments`` in which a charge has taken effect only if it has its receipt; with
+    two, it did so twice.
+    """
 
     chain: Chain
 
@@ -115,7 +123,9 @@ class ToldCharges(Payments):
 
 
 def told(charges: list[str], receipts: int) -> list[str]:
-    """As many of the charges as there are receipts, again from the first where there are more."""
+    """As many of the charges as there are receipts, again from the first where there
+    are more.
+    """
     return [
         charges[number % len(charges)] if charges else "no charge"
         for number in range(receipts)

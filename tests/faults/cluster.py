@@ -62,7 +62,10 @@ class Cluster(PrivateServer):
         self.directory = directory
 
     def url(self, name: str = "postgres", port: int = 0) -> str:
-        return f"postgres://postgres@127.0.0.1:{port or self.port}/{name}?sslmode=disable&gssencmode=disable"
+        return (
+            f"postgres://postgres@127.0.0.1:{port or self.port}/{name}"
+            "?sslmode=disable&gssencmode=disable"
+        )
 
     def create(self) -> None:
         options = (
@@ -116,7 +119,9 @@ class Cluster(PrivateServer):
         return True
 
     def kill(self) -> None:
-        """SIGKILL for all of its processes, each of which has a session of its own: what was not written is lost."""
+        """SIGKILL for all of its processes, each of which has a session of its own:
+        what was not written is lost.
+        """
         if self.process is None or not self.runs:
             return
         postmaster = psutil.Process(self.process.pid)
@@ -127,7 +132,9 @@ class Cluster(PrivateServer):
         psutil.wait_procs(family, timeout=10)
 
     def crash(self) -> None:
-        """Kill all of its processes but the first one, which starts them again: the server has not been restarted."""
+        """Kill all of its processes but the first one, which starts them again: the
+        server has not been restarted.
+        """
         assert self.process is not None
         postmaster = psutil.Process(self.process.pid)
         postmaster.suspend()

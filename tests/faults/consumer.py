@@ -1,4 +1,6 @@
-"""A consumer of messages in a process of its own. Its parent acts as the broker: one line is one delivery."""
+"""A consumer of messages in a process of its own. Its parent acts as the broker: one
+line is one delivery.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def _delivered(key: str, mode: str, payment: dict[str, Any], fails: bool) -> lis
 
 
 def _pay(message: Any, context: Any) -> dict[str, str]:
-    """In lease mode it may run again after a crash: a child key makes it one entry all the same."""
+    """In lease mode it may run again after a crash: a child key makes it one entry all
+    the same.
+    """
     from django.contrib.auth.models import User
 
     from testproject.models import LedgerEntry

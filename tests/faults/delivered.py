@@ -1,13 +1,16 @@
-"""What runs in the processes of a campaign of messages: the consumer, and a publisher that sends each event five times.
+"""What runs in the processes of a campaign of messages: the consumer, and a publisher
+that sends each event five times.
 
-``CAMPAIGN`` in the environment is a JSON object: the broker's ``kind`` and ``url``, and the file ``log``.
+``CAMPAIGN`` in the environment is a JSON object: the broker's ``kind`` and ``url``, and
+the file ``log``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid5
@@ -18,7 +21,6 @@ from django_idempotency.messages import Consumer, Delivery, Message
 from django_idempotency.messages.publisher import (
     Confirmed,
     Event,
-    NotSent,
     Outcome,
     Publisher,
 )
@@ -27,11 +29,33 @@ from testproject.models import Receipt
 from tests.faults.deliveries import COPIES, ID, NAME
 
 
-class FiveTimes(Publisher):
-    """Sends each event five times through another publisher, and confirms it once all five are confirmed.
+class _Copies:
+    """The copies that may be sent now: one after the other of each event."""
 
-    ``renamed``: each copy has an id of its own, because the broker would drop it otherwise. The header ``X-Event`` has
-    the event's id.
+    def __init__(
+        self, events: Iterable[Event], copy: Callable[[Event, int], Event]
+    ) -> None:
+        self.events, self.copy = events, copy
+        self.again = deque[tuple[Event, int]]()
+        self.sent: dict[int, tuple[Event, int]] = {}  # by position
+
+    def __iter__(self) -> Iterator[Event]:
+        while self.again:
+            yield self._next(*self.again.popleft())
+        for event in self.events:
+            yield self._next(event, 0)
+
+    def _next(self, event: Event, copy: int) -> Event:
+        self.sent[event.position] = event, copy
+        return self.copy(event, copy)
+
+
+class FiveTimes(Publisher):
+    """Sends each event five times through another publisher, and confirms it once all
+    five are confirmed.
+
+    ``renamed``: each copy has an id of its own, because the broker would drop it
+    otherwise. The header ``X-Event`` has the event's id.
     """
 
     def __init__(
@@ -47,21 +71,16 @@ class FiveTimes(Publisher):
     def close(self) -> None:
         """Replaced by that of the other publisher."""
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
-        remaining = {event.position: event for event in events}
-        for copy in range(COPIES):
-            sent = [self._copy(event, copy) for event in remaining.values()]
-            outcomes = {
-                outcome.event.position: outcome
-                for outcome in self.inner.send(sent, timeout / COPIES)
-            }
-            for position, event in list(remaining.items()):
-                outcome = outcomes.get(position)
-                if not isinstance(outcome, Confirmed):
-                    del remaining[position]
-                    if outcome is not None and not isinstance(outcome, NotSent):
-                        yield replace(outcome, event=event)
-        yield from (Confirmed(event) for event in remaining.values())
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
+        copies = _Copies(events, self._copy)
+        for outcome in self.inner.send(copies, timeout):
+            event, copy = copies.sent[outcome.event.position]
+            if not isinstance(outcome, Confirmed):
+                yield replace(outcome, event=event)
+            elif copy + 1 == COPIES:
+                yield Confirmed(event)
+            else:
+                copies.again.append((event, copy + 1))
 
     def _copy(self, event: Event, copy: int) -> Event:
         if not self.renamed:

@@ -1,12 +1,15 @@
-"""Send messages from the outbox to the inbox while relays, consumers and the broker are killed, and judge the result.
+"""Send messages from the outbox to the inbox while relays, consumers and the broker are
+killed, and judge the result.
 
-    python -m tests.faults.deliveries rabbitmq --events 20000     # or jetstream, or kafka
-    python -m tests.faults.deliveries rabbitmq --events 2000 --outage 30
+    python -m tests.faults.deliveries rabbitmq --events 20000     # or jetstream, or
+    kafka python -m tests.faults.deliveries rabbitmq --events 2000 --outage 30
 
-Every event is sent to its broker five times. Database, broker and processes are the campaign's own. With ``--outage``,
-the database and then the broker are away for so many seconds, while processes are killed. Kafka is librdkafka's mock
-cluster, which keeps nothing on a disk: it is never killed, but frozen. Exits with an error if an event was lost, took
-effect twice, was delivered fewer than five times, or was published out of the order of its key.
+Every event is sent to its broker five times. Database, broker and processes are the
+campaign's own. With ``--outage``, the database and then the broker are away for so many
+seconds, while processes are killed. Kafka is librdkafka's mock cluster, which keeps
+nothing on a disk: it is never killed, but frozen. Exits with an error if an event was
+lost, took effect twice, was delivered fewer than five times, or was published out of
+the order of its key.
 """
 
 from __future__ import annotations
@@ -43,18 +46,22 @@ NAME = "deliveries"  # of the queue, the exchange, the stream and the consumer
 ID = "X-Event"  # header with the event's id, if the broker has to have another id
 OF_A_KEY = 50  # events
 TOGETHER = 50  # events that one transaction publishes
-AHEAD = 1_500  # events that are published and have no effect yet; the mock cluster keeps 5 MB a partition
+# events that are published and have no effect yet; the mock cluster keeps 5 MB a
+# partition
+AHEAD = 1_500
 COMMANDS = {
     "relay": ("idempotency_outbox", "relay"),
     "consumer": ("idempotency_consume", "tests.faults.delivered.runner"),
 }
 
 
-# --- Brokers ----------------------------------------------------------------------------------------------------------
+# --- Brokers --------------------------------------------------------------------------
 
 
 class Broker(ABC):
-    """A broker of the campaign's own. ``every``: seconds between two kills of its ``server``, if it survives them."""
+    """A broker of the campaign's own. ``every``: seconds between two kills of its
+    ``server``, if it survives them.
+    """
 
     kind: str
     url: str
@@ -72,7 +79,9 @@ class Broker(ABC):
 
     @abstractmethod
     def arrivals(self) -> list[str]:
-        """The ids of the events in the order in which the broker has them, copies too."""
+        """The ids of the events in the order in which the broker has them, copies
+        too.
+        """
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -82,7 +91,9 @@ class Broker(ABC):
 
 
 class RabbitMQ(Broker):
-    """Publishes to an exchange that has two queues: the consumers' queue, and one that nobody consumes."""
+    """Publishes to an exchange that has two queues: the consumers' queue, and one that
+    nobody consumes.
+    """
 
     kind, every = "rabbitmq", 45.0
 
@@ -212,7 +223,7 @@ def _five_times(
     return {"BACKEND": "tests.faults.delivered.FiveTimes", "OPTIONS": given}
 
 
-# --- What came of it --------------------------------------------------------------------------------------------------
+# --- What came of it ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +237,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a campaign leaves behind. ``effects``: ids of events in the order in which their effects were made."""
+    """What a campaign leaves behind. ``effects``: ids of events in the order in which
+    their effects were made.
+    """
 
     published: Sequence[Published]
     arrivals: Sequence[str]
@@ -248,14 +261,16 @@ def judged(
             seen.deliveries.get(id, 0) < copies for id in known
         ),
         "published out of order": _out_of_order(known, seen.arrivals),
-        "effects out of order": _out_of_order(known, seen.effects)
-        if order_of_effects
-        else 0,
+        "effects out of order": (
+            _out_of_order(known, seen.effects) if order_of_effects else 0
+        ),
     }
 
 
 def _out_of_order(known: Mapping[str, Published], ids: Iterable[str]) -> int:
-    """How many events came, for the first time, before one of their key that is older."""
+    """How many events came, for the first time, before one of their key that is
+    older.
+    """
     last: dict[str, int] = defaultdict(lambda: -1)
     seen, count = set[str](), 0
     for id in ids:
@@ -268,12 +283,14 @@ def _out_of_order(known: Mapping[str, Published], ids: Iterable[str]) -> int:
     return count
 
 
-# --- Processes --------------------------------------------------------------------------------------------------------
+# --- Processes ------------------------------------------------------------------------
 
 
 @dataclass
 class Fleet:
-    """Processes by name, such as ``relay 1``. They are killed at random, and started again."""
+    """Processes by name, such as ``relay 1``. They are killed at random, and started
+    again.
+    """
 
     environment: Mapping[str, str]
     log: Path
@@ -323,7 +340,9 @@ def harm(
     decide: random.Random,
     over: threading.Event,
 ) -> Counter[str]:
-    """Kill one process every ``pause`` seconds, and the broker ``every`` so many; return how often each was."""
+    """Kill one process every ``pause`` seconds, and the broker ``every`` so many;
+    return how often each was.
+    """
     done: Counter[str] = Counter()
     broker_due = time.monotonic() + (every or math.inf)
     while not over.wait(decide.uniform(pause / 2, pause * 1.5)):
@@ -346,7 +365,9 @@ def take_away(
     seconds: float,
     over: threading.Event,
 ) -> Counter[str]:
-    """Have each place be away for ``seconds``, and all be there as long before; return which ones were away."""
+    """Have each place be away for ``seconds``, and all be there as long before; return
+    which ones were away.
+    """
     done: Counter[str] = Counter()
     for name, away in places.items():
         if over.wait(seconds):
@@ -357,7 +378,7 @@ def take_away(
     return done
 
 
-# --- The campaign -----------------------------------------------------------------------------------------------------
+# --- The campaign ---------------------------------------------------------------------
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""Drive consumers under faults, with a broker that delivers again whatever was not acknowledged."""
+"""Drive consumers under faults, with a broker that delivers again whatever was not
+acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MODES = ("atomic", "lease")
 
 @dataclass
 class Consumers:
-    """A process for each client, started when there is something to deliver, and again after it died."""
+    """A process for each client, started when there is something to deliver, and again
+    after it died.
+    """
 
     environment: Mapping[str, str]
     processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict)

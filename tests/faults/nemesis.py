@@ -1,4 +1,6 @@
-"""Harm from outside the service: to its connections, its workers and its database. Each nemesis counts what it did."""
+"""Harm from outside the service: to its connections, its workers and its database. Each
+nemesis counts what it did.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ while True:
     call_command("idempotency_cleanup", verbosity=0)
 """
 SOME_RUNNING = """
-SELECT id FROM django_idempotency_record WHERE status = 'processing' LIMIT 5 FOR UPDATE SKIP LOCKED
+SELECT id FROM django_idempotency_record WHERE status = 'processing' LIMIT 5
+    FOR UPDATE SKIP LOCKED
 """
 CUTS = {
     Cut.BEFORE_COMMIT: "cut before COMMIT",
@@ -72,7 +75,9 @@ def again_and_again(
 
 
 def cutting(proxy: Proxy) -> Nemesis:
-    """Cut off the next transaction that commits, before or after the server heard of it, or claim."""
+    """Cut off the next transaction that commits, before or after the server heard of
+    it, or claim.
+    """
 
     def strike(decide: random.Random, over: Event) -> None:
         proxy.cut = decide.choice(list(CUTS))
@@ -121,7 +126,9 @@ OUTAGES = (
 
 
 def harming_redis(node: Node, lease: float, counts: Counter[str]) -> Nemesis:
-    """Redis is killed, frozen, slow or out of memory, or its scripts are gone; each as often as the others."""
+    """Redis is killed, frozen, slow or out of memory, or its scripts are gone; each as
+    often as the others.
+    """
     names: list[str] = []
 
     def strike(decide: random.Random, over: Event) -> None:
@@ -162,14 +169,22 @@ REDIS_TROUBLES: dict[
 
 def crashing(cluster: Cluster, counts: Counter[str]) -> Nemesis:
     """All of PostgreSQL is killed, or shut down at once, and started again."""
+    return again_and_again(_crash_of(cluster, counts), 0.3, 0.8)
 
+
+def restarting(cluster: Cluster, counts: Counter[str]) -> Nemesis:
+    """The same, with time in between for operations that take several attempts."""
+    return again_and_again(_crash_of(cluster, counts), 5, 10)
+
+
+def _crash_of(cluster: Cluster, counts: Counter[str]) -> Nemesis:
     def strike(decide: random.Random, over: Event) -> None:
         how = decide.choice(("PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"))
         (cluster.kill if how == "PostgreSQL SIGKILL" else cluster.stop)()
         counts[how] += 1
         cluster.start()
 
-    return again_and_again(strike, 0.3, 0.8)
+    return strike
 
 
 def locking(url: str, counts: Counter[str]) -> Nemesis:
@@ -186,7 +201,9 @@ def locking(url: str, counts: Counter[str]) -> Nemesis:
 
 
 def cleaning_up(url: str, counts: Counter[str]) -> Nemesis:
-    """The reaper and the cleanup run without pause, and are killed in the midst of it."""
+    """The reaper and the cleanup run without pause, and are killed in the midst of
+    it.
+    """
     given = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
 
     def harm(decide: random.Random, over: Event) -> None:
@@ -207,7 +224,9 @@ def cleaning_up(url: str, counts: Counter[str]) -> Nemesis:
 
 
 def attach(standby: Cluster, primary: Cluster) -> None:
-    """Have the primary wait for this standby, at every COMMIT that waits for the disk."""
+    """Have the primary wait for this standby, at every COMMIT that waits for the
+    disk.
+    """
     standby.copy(primary)
     standby.start()
     _wait_for_standbys(primary, "'*'")
@@ -220,7 +239,9 @@ def _wait_for_standbys(primary: Cluster, names: str) -> None:
 
 
 def failing_over(primary: Cluster, standby: Cluster, proxy: CountingProxy) -> Nemesis:
-    """The primary is killed, its synchronous standby promoted, and a new standby made of what was the primary."""
+    """The primary is killed, its synchronous standby promoted, and a new standby made
+    of what was the primary.
+    """
 
     active, other = primary, standby
 
@@ -244,7 +265,9 @@ def _is_synchronous(primary: Cluster) -> bool:
 
 
 def filling(disk: Path, cluster: Cluster, counts: Counter[str]) -> Nemesis:
-    """Nothing is left of the disk for a while; a server that gave up is started when there is room again."""
+    """Nothing is left of the disk for a while; a server that gave up is started when
+    there is room again.
+    """
     ballast = disk / "ballast"
 
     def strike(decide: random.Random, over: Event) -> None:
@@ -265,7 +288,9 @@ HOUR = 3600
 
 
 def jumping_clock(directory: Path) -> dict[str, str]:
-    """The environment of processes whose clock is off by what the file ``clock`` in ``directory`` says."""
+    """The environment of processes whose clock is off by what the file ``clock`` in
+    ``directory`` says.
+    """
     library, offset = directory / "clock.so", directory / "clock"
     source = Path(__file__).with_name("clock.c")
     subprocess.run(
@@ -277,9 +302,8 @@ def jumping_clock(directory: Path) -> dict[str, str]:
 
 
 def _set_clock(offset: Path, seconds: int) -> None:
-    with offset.open(
-        "r+b" if offset.exists() else "wb"
-    ) as file:  # in place: it is mapped
+    # in place: it is mapped
+    with offset.open("r+b" if offset.exists() else "wb") as file:
         file.write(struct.pack("q", seconds))
 
 
@@ -308,7 +332,9 @@ def together(*all_of: Nemesis) -> Nemesis:
 
 @contextmanager
 def reviving(gunicorn: int, *, after: float) -> Iterator[Counter[str]]:
-    """Workers that stopped themselves go on ``after`` so many seconds: longer than their leases."""
+    """Workers that stopped themselves go on ``after`` so many seconds: longer than
+    their leases.
+    """
     over, counts = Event(), Counter[str]()
     reviver = Thread(target=_revive, args=(gunicorn, after, over, counts))
     reviver.start()

@@ -1,4 +1,6 @@
-"""Drive the payments service under faults: which entry point, which fault, and what came of it."""
+"""Drive the payments service under faults: which entry point, which fault, and what
+came of it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -31,11 +34,16 @@ REPEATABLE = (
     "/api/payouts/",
     "/async/orders/",
 )  # in lease mode; a run after a crash finds the effect, and answers by it
-LEASED = (*REPEATABLE, "/orders/leased/")  # the last one's response differs each time
+IN_STEPS = "/orders/in-five-steps/"
+ONE_AT_MOST_ONCE = "/orders/in-five-steps/once/"
+FIVE_STEPS = (IN_STEPS, ONE_AT_MOST_ONCE)
+# the third one's response differs each time
+LEASED = (*REPEATABLE, "/orders/leased/", *FIVE_STEPS)
+BOOKED_AND_CLOSED = 11_000
+ON_HOLD = b"idempotency_key_on_hold"
 TIMEOUT = 8.0
-BACK_OFF = (
-    0.4  # as a client should, so that its requests do not all fall into one outage
-)
+# as a client should, so that its requests do not all fall into one outage
+BACK_OFF = 0.4
 BACKING_OFF = Event()  # never set
 
 Choose = Callable[[random.Random, Call, bool], "Trouble"]
@@ -43,7 +51,9 @@ Choose = Callable[[random.Random, Call, bool], "Trouble"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """What one request asks for: faults at points, and what is simulated inside its operation."""
+    """What one request asks for: faults at points, and what is simulated inside its
+    operation.
+    """
 
     faults: Sequence[Mapping[str, Any]] = ()
     simulate: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +64,9 @@ NO_TROUBLE = Trouble()
 
 @dataclass(frozen=True)
 class Payments:
-    """``send`` and ``effects`` for ``exercise``. ``choose``: picks the trouble of a request."""
+    """``send`` and ``effects`` for ``exercise``. ``choose``: picks the trouble of a
+    request.
+    """
 
     server: Server
     ledger: Ledger
@@ -64,7 +76,7 @@ class Payments:
     counts: Counter[str]
 
     def send(self, call: Call) -> Response:
-        entry_point = self.entry_points[call.index % len(self.entry_points)]
+        entry_point = self._entry_point(call.index)
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
         trouble = (
             NO_TROUBLE
@@ -86,18 +98,48 @@ class Payments:
         self.counts["response an hour off"] += _is_off(response)
         if response.status_code >= 500:
             BACKING_OFF.wait(BACK_OFF)
+        if entry_point == ONE_AT_MOST_ONCE and ON_HOLD in response.content:
+            self.counts["held"] += 1
+            self._decide(call)
         effect = _effect(response, None if entry_point in LEASED else amount(call))
         return Response(response.status_code, response.content, effect=effect)
 
+    def _entry_point(self, index: int) -> str:
+        return self.entry_points[index % len(self.entry_points)]
+
+    def _decide(self, call: Call) -> None:
+        """Be the operator, whom other clients and faults may interrupt."""
+        BACKING_OFF.wait(BACK_OFF)  # for a call that is under way
+        asked = {"json": {"reference": call.key}, "timeout": TIMEOUT}
+        with suppress(httpx.TransportError):
+            response = self.server.request("POST", "/decide/", **asked)
+            if response.status_code == 200:
+                self.counts[f"decided: {response.json()['found']}"] += 1
+
     def effects(self, key: str) -> int | list[str]:
-        """The names of the effects; but how many there are at the gateway, where that is not one."""
+        """The names of the effects; but how many there are at the gateway, where that
+        is not one.
+        """
         entries = self.ledger.entries(key)
         if (
             any(kind == "payout" for _name, kind in entries)
             and (paid := self._paid(key)) != 1
         ):
             return paid
+        in_steps = self._entry_point(int(key.rpartition("-")[2])) in FIVE_STEPS
+        if in_steps and entries and self.steps_done(key) != {1}:
+            return 2
         return [name for name, _kind in entries]
+
+    def steps_done(self, key: str) -> set[int]:
+        """How often each of the five steps was done."""
+        amounts = self.ledger.amounts(key)
+        booked = {each // BOOKED_AND_CLOSED for each in amounts}
+        odd = {each % BOOKED_AND_CLOSED for each in amounts} - {
+            amount(Call(key)),
+            amount(Call(key, variant=1)),
+        }
+        return booked | odd | {len(amounts), self._paid(key), self._paid(f"{key}:fee")}
 
     def _paid(self, key: str) -> int:
         response = httpx.get(
@@ -120,13 +162,19 @@ class Ledger:
         if self.connection is None or self.connection.closed:
             self.connection = psycopg.connect(self.url, autocommit=True)
         query = (
-            "SELECT id, CASE WHEN operation IS NULL THEN amount END, kind FROM testproject_ledgerentry"
-            " WHERE reference = %s"
+            "SELECT id, CASE WHEN operation IS NULL THEN amount END, kind FROM"
+            " testproject_ledgerentry WHERE reference = %s"
         )
         return [
             (named(id.hex, amount), kind)
             for id, amount, kind in self.connection.execute(query, [reference])
         ]
+
+    def amounts(self, reference: str) -> list[int]:
+        """Those of the effects that ``entries`` has found."""
+        assert self.connection is not None
+        query = "SELECT amount FROM testproject_ledgerentry WHERE reference = %s"
+        return [amount for (amount,) in self.connection.execute(query, [reference])]
 
     def close(self) -> None:
         if self.connection is not None:
@@ -136,8 +184,9 @@ class Ledger:
 def named(id: str, amount: int | None) -> str:
     """An effect's name: by the amount it tells the body that it is of.
 
-    Without it where a key names the effect. Such a one stands when the operation is refused after it, which releases
-    its key, and whoever uses the key again finds it, with whatever body.
+    Without it where a key names the effect. Such a one stands when the operation is
+    refused after it, which releases its key, and whoever uses the key again finds it,
+    with whatever body.
     """
     return id if amount is None else f"{id}:{amount}"
 
@@ -179,7 +228,7 @@ def _effect(response: httpx.Response, amount: int | None) -> str:
     )
 
 
-# --- What bit --------------------------------------------------------------------------------------------------------
+# --- What bit -------------------------------------------------------------------------
 
 # Errors of the database, as the server's processes saw them.
 ERRORS = {
@@ -187,7 +236,9 @@ ERRORS = {
     "deadlock detected": "deadlock",
     "canceling statement due to lock timeout": "lock_timeout",
     "canceling statement due to statement timeout": "statement_timeout",
-    "terminating connection due to idle-in-transaction timeout": "idle_in_transaction_session_timeout",
+    "terminating connection due to idle-in-transaction timeout": (
+        "idle_in_transaction_session_timeout"
+    ),
     "No space left on device": "disk full",
     "terminating connection due to administrator command": "connection terminated",
 }

@@ -28,9 +28,11 @@ def beside(directory: Path, durability: str) -> dict[str, str]:
 
 
 def promoting(directory: Path, stack: ExitStack, counts: Counter[str]) -> Nemesis:
-    """The replica is promoted while the master still takes writes for a moment, and then the master is killed.
+    """The replica is promoted while the master still takes writes for a moment, and
+    then the master is killed.
 
-    So what was written in that moment is on the master alone, as if the link between the two had been lost.
+    So what was written in that moment is on the master alone, as if the link between
+    the two had been lost.
     """
     active, other = (_node(directory, name, stack) for name in ("a.sock", "b.sock"))
     _follow(other, active)

@@ -1,4 +1,6 @@
-"""Drive lease mode through outages, with effects outside the database, which only the lease keeps single."""
+"""Drive lease mode through outages, with effects outside the database, which only the
+lease keeps single.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ REFUSALS = {409: "idempotency_key_in_use", 422: "idempotency_key_reused"}
 class Runs:
     """``send`` and ``effects`` for ``exercise``. An effect is a run that began.
 
-    The law: while no process that runs it is killed or stopped, a key is run once, whatever happens to the store.
-    ``unstated``: responses that are not a success and are not among those that the documentation lists.
+    The law: while no process that runs it is killed or stopped, a key is run once,
+    whatever happens to the store. ``unstated``: responses that are not a success and
+    are not among those that the documentation lists.
     """
 
     server: Server

@@ -32,13 +32,16 @@ from tests.faults.nemesis import (
     jumping_clock,
     leaving,
     locking,
+    restarting,
     reviving,
     together,
     vanishing,
 )
 from tests.faults.payments import (
     ATOMIC,
+    IN_STEPS,
     LEASED,
+    ONE_AT_MOST_ONCE,
     REPEATABLE,
     Choose,
     Ledger,
@@ -49,7 +52,7 @@ from tests.faults.redis_failover import FAILOVER as REDIS_FAILOVER
 from tests.faults.redis_failover import asynchronous, promoting, replicated
 from tests.faults.runs import Runs
 from tests.faults.trials import LOST, Verdict, Violation, exercise, without_losses
-from tests.faults.troubles import INSIDE, MATRIX, anywhere, one_of
+from tests.faults.troubles import INSIDE, MATRIX, anywhere, in_calls, one_of
 from tests.support.private_servers import nats_program
 from tests.support.redis_servers import REDIS as REDIS_SERVER
 from tests.support.redis_servers import running_node
@@ -78,9 +81,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``must_bite``: the faults that it is for. ``must_show``: what they lead to. ``share``: of all operations.
+    """``must_bite``: the faults that it is for. ``must_show``: what they lead to.
+    ``share``: of all operations.
 
-    ``may_lose``: its store may lose records that it has acknowledged. What comes of that is counted, but not judged.
+    ``may_lose``: its store may lose records that it has acknowledged. What comes of
+    that is counted, but not judged.
     """
 
     name: str
@@ -96,9 +101,8 @@ class Scenario:
     by_message: bool = False
     outside: bool = False  # its effects are outside the database
     may_lose: bool = False
-    told: bool = (
-        False  # a charge has taken effect once a broker has told a consumer of it
-    )
+    # a charge has taken effect once a broker has told a consumer of it
+    told: bool = False
     clients: int = CLIENTS
     own_cluster: bool = False
     own_disk: int = 0  # megabytes
@@ -141,7 +145,8 @@ def run(
     least: int = 0,
     patience: float = 0,
 ) -> Outcome:
-    """Play it on a prepared database; longer, for ``patience`` seconds in all, until everything bit ``least`` times.
+    """Play it on a prepared database; longer, for ``patience`` seconds in all, until
+    everything bit ``least`` times.
 
     In rounds, after each of which the verdict decides whether to go on.
     """
@@ -444,7 +449,9 @@ def _beside_redis(directory: Path) -> dict[str, str]:
 
 
 def _harming_redis(place: Place) -> Nemesis:
-    """Each write is on the disk before it is acknowledged, or a Redis that is killed would forget claims."""
+    """Each write is on the disk before it is acknowledged, or a Redis that is killed
+    would forget claims.
+    """
     kept = ("--appendonly", "yes", "--appendfsync", "always")
     node = running_node(
         place.directory, *kept, "--unixsocket", str(place.directory / SOCKET)
@@ -503,6 +510,15 @@ CHAINS = Scenario(
     entry_points=CHARGES,
     told=True,
 )
+STEPS = Scenario(
+    "operations of five steps",
+    in_calls(0.1, anywhere(0.1, {"kill": 3, "terminate": 2, "raise": 1, "cut": 1})),
+    ("kill", "terminate", "PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"),
+    must_show=("worker restarted", "decided: paid", "decided: not paid"),
+    share=0.2,
+    nemesis=lambda place: restarting(place.cluster, place.counts),
+    entry_points=(IN_STEPS, ONE_AT_MOST_ONCE),
+)
 SCENARIOS = (
     OUTAGES,
     *REDISES,
@@ -520,6 +536,7 @@ SCENARIOS = (
     CLOCK,
     CONSUMERS,
     CHAINS,
+    STEPS,
 )
 
 
@@ -538,7 +555,9 @@ def lacking(scenario: Scenario) -> str:
 
 @contextmanager
 def ground(disk: int = 0) -> Iterator[tuple[Cluster, Path]]:
-    """A server with a prepared database, and a directory. An asynchronous commit stays in memory as long as it may."""
+    """A server with a prepared database, and a directory. An asynchronous commit stays
+    in memory as long as it may.
+    """
     with (
         room() as scratch,
         small_disk(disk) if disk else room() as directory,

@@ -1,11 +1,14 @@
-"""Try every order in which a few actors' statements can reach PostgreSQL, one after the other.
+"""Try every order in which a few actors' statements can reach PostgreSQL, one after the
+other.
 
-An actor is a thread with a connection of its own. It stops before each statement, COMMIT and ROLLBACK, and before each
-pause. One actor at a time is let go. What it does between two stops must not concern any other actor. An actor that
-waits for a row lock is noticed (``pg_blocking_pids``), and can't be let go. ``Explorer`` goes through the schedules
-depth first. Actors that have seen the same, before the same rows, continue in the same way. So nothing new can come
-from a state that was reached before, and the schedule is cut there. Two actors are given the same work by the same
-function: while neither has begun, only one of them does.
+An actor is a thread with a connection of its own. It stops before each statement,
+COMMIT and ROLLBACK, and before each pause. One actor at a time is let go. What it does
+between two stops must not concern any other actor. An actor that waits for a row lock
+is noticed (``pg_blocking_pids``), and can't be let go. ``Explorer`` goes through the
+schedules depth first. Actors that have seen the same, before the same rows, continue in
+the same way. So nothing new can come from a state that was reached before, and the
+schedule is cut there. Two actors are given the same work by the same function: while
+neither has begun, only one of them does.
 """
 
 from __future__ import annotations
@@ -30,16 +33,14 @@ LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 # These differ each time that a schedule is played.
 NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"transaction")
 TIMESTAMPTZ, TID = 1184, 27  # their types' numbers
-WRITTEN_TIME = re.compile(
-    rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00"
-)  # how a claim tells when its record was made
+# how a claim tells when its record was made
+WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")
 HOUR = 3600
 IDLE = "(time passes)"
 TRIES = 5  # for a schedule that goes another way when it is played again
 
-OUTSIDE = SimpleNamespace(
-    name="outside", tokens=0
-)  # who prepares a schedule and finishes it
+# who prepares a schedule and finishes it
+OUTSIDE = SimpleNamespace(name="outside", tokens=0)
 
 Work = Callable[[], Any]
 
@@ -57,7 +58,9 @@ class Violation(AssertionError):
 
 
 class Diverged(Exception):
-    """A schedule went another way when it was played again: PostgreSQL let another waiting actor go first."""
+    """A schedule went another way when it was played again: PostgreSQL let another
+    waiting actor go first.
+    """
 
 
 class Actor:
@@ -78,7 +81,9 @@ class Actor:
 
     @property
     def pid(self) -> int:
-        """Of the connection there is now, 0 for none: a claim replaces one that was left in a transaction."""
+        """Of the connection there is now, 0 for none: a claim replaces one that was
+        left in a transaction.
+        """
         try:
             return (
                 self.connection.connection.info.backend_pid
@@ -109,7 +114,8 @@ class Actor:
     @contextmanager
     def _gates(self) -> Iterator[None]:
         connection = connections["default"]
-        # For every connection that it opens, because one that a kill left in a transaction is replaced.
+        # For every connection that it opens, because one that a kill left in a
+        # transaction is replaced.
         options = {
             **connection.settings_dict["OPTIONS"],
             "options": "-c synchronous_commit=off",
@@ -170,7 +176,10 @@ class Actor:
             (
                 self.connection.run_on_commit,
                 self.connection.run_commit_hooks_on_set_autocommit_on,
-            ) = [], False
+            ) = (
+                [],
+                False,
+            )
             if not self.connection.get_autocommit():
                 self.connection.connection.rollback()
                 self.connection.set_autocommit(True)
@@ -189,7 +198,9 @@ class Actor:
         self.learn(name)
 
     def ask_again(self) -> None:
-        """Stop until something has changed. Between its rounds a claimant remembers nothing but its token."""
+        """Stop until something has changed. Between its rounds a claimant remembers
+        nothing but its token.
+        """
         self.asks_again, self.seen = True, (self.name, self.tokens, "asks again")
         self.gate("pause", pause=True)
 
@@ -212,7 +223,8 @@ class Actor:
 
     def _gated(self, name: str, do: Work) -> Work:
         def gated() -> Any:
-            # Psycopg sends BEGIN with the first statement. If there was none, there is nothing to stop before.
+            # Psycopg sends BEGIN with the first statement. If there was none, there is
+            # nothing to stop before.
             if self.connection.connection.info.transaction_status:
                 self.gate(name)
             return do()
@@ -230,9 +242,11 @@ def _tell(sql: str) -> None:
 
 
 def _rows(cursor: Any) -> Hashable:
-    """What a statement answered, as it would answer it each time that the schedule is played.
+    """What a statement answered, as it would answer it each time that the schedule is
+    played.
 
-    Times are told by the hour, which is longer than a schedule takes; places and names of the server's are numbered.
+    Times are told by the hour, which is longer than a schedule takes; places and names
+    of the server's are numbered.
     """
     result = cursor.pgresult
     columns = [
@@ -266,13 +280,14 @@ def _value(value: bytes | None, name: bytes, type_: int) -> Hashable:
 
 
 _places: dict[str, int] = {}  # where an actor was told that a row is, in a schedule
-_names: dict[
-    tuple[bytes, bytes], int
-] = {}  # of sessions and transactions that an actor was told of, in a schedule
+# of sessions and transactions that an actor was told of, in a schedule
+_names: dict[tuple[bytes, bytes], int] = {}
 
 
 def place(value: str | None) -> int | None:
-    """Which of the places that somebody was told of, if it is one: whoever looks there finds the row."""
+    """Which of the places that somebody was told of, if it is one: whoever looks there
+    finds the row.
+    """
     return _places.get(value or "")
 
 
@@ -283,7 +298,9 @@ def pause(seconds: float) -> None:
 
 
 def token() -> Any:
-    """In place of ``uuid4``: never used twice in a schedule, and the same when the schedule is played again."""
+    """In place of ``uuid4``: never used twice in a schedule, and the same when the
+    schedule is played again.
+    """
     actor = getattr(Actor.here, "actor", OUTSIDE)
     actor.tokens += 1
     return UUID(
@@ -291,7 +308,7 @@ def token() -> Any:
     )
 
 
-# --- Schedules -------------------------------------------------------------------------------------------------------
+# --- Schedules ------------------------------------------------------------------------
 
 
 @dataclass
@@ -306,14 +323,14 @@ class Found:
     diverged: int = 0  # went another way, were judged all the same, and played again
     missed: int = 0  # went another way each time
     outcomes: set[Any] = field(default_factory=set)
-    waited: set[str] = field(
-        default_factory=set
-    )  # the actors that ever waited for a lock
+    # the actors that ever waited for a lock
+    waited: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         return (
-            f"{self.schedules} schedules and {self.cut} cut short, {self.states} states, {self.kills} kills, "
-            f"{self.steps} steps, {len(self.outcomes)} outcomes, {self.diverged} diverged, {self.missed} missed"
+            f"{self.schedules} schedules and {self.cut} cut short, {self.states}"
+            f" states, {self.kills} kills, {self.steps} steps, {len(self.outcomes)}"
+            f" outcomes, {self.diverged} diverged, {self.missed} missed"
         )
 
 
@@ -321,10 +338,12 @@ class Found:
 class Explorer:
     """Plays ``works`` (name → work) in every order.
 
-    ``prepare`` makes the world anew before each schedule. ``look`` reads the state of the rows, and raises if a law is
-    broken. ``watch`` is told after each step whose it was, with the rows before and after it. ``finish`` gets the
-    answers and judges. ``when_idle`` lets time pass once all that is left to do is to wait. ``kills``: so many actors
-    die, each before every one of its statements. ``prune=False`` goes through known states, too.
+    ``prepare`` makes the world anew before each schedule. ``look`` reads the state of
+    the rows, and raises if a law is broken. ``watch`` is told after each step whose it
+    was, with the rows before and after it. ``finish`` gets the answers and judges.
+    ``when_idle`` lets time pass once all that is left to do is to wait. ``kills``: so
+    many actors die, each before every one of its statements. ``prune=False`` goes
+    through known states, too.
     """
 
     works: dict[str, Work]
@@ -345,9 +364,8 @@ class Explorer:
             set[Hashable](),
             dict[tuple[str, ...], Hashable](),
         )
-        _tell(
-            "SET synchronous_commit = off"
-        )  # nothing here has to survive a crash of the server
+        # nothing here has to survive a crash of the server
+        _tell("SET synchronous_commit = off")
         try:
             todo: list[tuple[str, ...]] = [()]
             while todo:
@@ -371,9 +389,11 @@ class Explorer:
         return []
 
     def _play(self, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """One schedule, that begins with ``prefix``; the prefixes that it leaves to be played.
+        """One schedule, that begins with ``prefix``; the prefixes that it leaves to be
+        played.
 
-        One that diverges goes on as it may to its end, because a law that it breaks is broken.
+        One that diverges goes on as it may to its end, because a law that it breaks is
+        broken.
         """
         self._reset()
         played: list[str] = []
@@ -443,7 +463,9 @@ class Explorer:
         ]
 
     def _has_twin_before(self, actor: Actor) -> bool:
-        """Of those with the same work who have done nothing yet, the first goes first: they differ in their names."""
+        """Of those with the same work who have done nothing yet, the first goes first:
+        they differ in their names.
+        """
         before = [
             other
             for other in self.actors.values()
@@ -481,7 +503,9 @@ class Explorer:
         self._wake(actor)
 
     def _wake(self, mover: Actor | None) -> None:
-        """After a step that may have changed something, those who paused have reason to ask again."""
+        """After a step that may have changed something, those who paused have reason to
+        ask again.
+        """
         before, self.rows = self.rows, self._rows_now()
         self.watch(mover.name if mover else IDLE, before, self.rows)
         if mover and self.rows != before:
@@ -516,7 +540,9 @@ class Explorer:
         self._let_go(actor)
 
     def _settle(self) -> None:
-        """Until everybody stands at a gate, is done, or waits for a lock of somebody who does."""
+        """Until everybody stands at a gate, is done, or waits for a lock of somebody
+        who does.
+        """
         waited = 0.0
         while True:
             with self.moved:
@@ -546,7 +572,8 @@ class Explorer:
         everybody = [actor.pid for actor in self.actors.values()]
         with monitor.cursor() as cursor:
             cursor.execute(
-                "SELECT pid FROM unnest(%s::int[]) AS pid WHERE pg_blocking_pids(pid) && %s::int[]",
+                "SELECT pid FROM unnest(%s::int[]) AS pid WHERE pg_blocking_pids(pid)"
+                " && %s::int[]",
                 [[*pids], everybody],
             )
             return {pids[pid] for (pid,) in cursor.fetchall()}

@@ -1,4 +1,6 @@
-"""The checker of histories passes correct ones, names each wrong one, and catches broken entry points."""
+"""The checker of histories passes correct ones, names each wrong one, and catches
+broken entry points.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ UNENDED = object()
 
 
 def told(*requests, key="k"):
-    """A history of requests, one after the other: a response, or a variant and its response."""
+    """A history of requests, one after the other: a response, or a variant and its
+    response.
+    """
     history = History()
     for number, request in enumerate(requests):
         variant, response = request if isinstance(request, tuple) else (0, request)
@@ -112,7 +116,7 @@ def test_a_history_that_was_not_drained_may_lack_responses():
     assert check(told(NO_RESPONSE, IN_FLIGHT), {"k": 1}, drained=False).holds
 
 
-def test_the_evidence_is_the_key_s_alone_and_no_more_than_it_takes():
+def test_the_evidence_is_the_keys_own_and_brief():
     history = told(IN_FLIGHT, A, (1, MISMATCH), A, B, A)
     (violation,) = check(history, {"k": 1}).violations
     assert [exchange.begun for exchange in violation.evidence] == [2, 8]
@@ -158,7 +162,9 @@ def test_faults_end_before_the_keys_are_drained():
 
 
 def test_an_effect_after_the_last_response_is_counted():
-    """As a zombie's effect would: its worker goes on when everybody has been answered."""
+    """As a zombie's effect would: its worker goes on when everybody has been
+    answered.
+    """
     zombie = Timer(0.2, lambda: late.append("effect"))
     late = []
 
@@ -194,7 +200,7 @@ def test_a_key_whose_response_came_at_last_is_asked_for_once_more():
     ]
 
 
-def test_an_exception_at_the_end_is_shown_as_no_response():
+def test_an_exception_at_the_end_is_shown_without_a_response():
     def send(call):
         raise ConnectionError("the wire was cut")
 

@@ -1,4 +1,6 @@
-"""The campaign of messages: its verdict on made-up histories, and the verdict on chains; and that campaigns start."""
+"""The campaign of messages: its verdict on made-up histories, and the verdict on
+chains; and that campaigns start.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The laws under every order in which the statements of two or three actors can reach PostgreSQL.
+"""The laws under every order in which the statements of two or three actors can reach
+PostgreSQL.
 
-Any statement of one actor may come between any two of another. With ``kills``, an actor dies before each of its
-statements in turn. The tests say how many states there are: far fewer would mean that the scheduler no longer reaches
-all of them. The largest explorations take minutes each, and run with ``ALL_STATES=1`` in the environment.
+Any statement of one actor may come between any two of another. With ``kills``, an actor
+dies before each of its statements in turn. The tests say how many states there are: far
+fewer would mean that the scheduler no longer reaches all of them. The largest
+explorations take minutes each, and run with ``ALL_STATES=1`` in the environment.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from django_idempotency import maintenance
 from tests.faults.schedule import Explorer, Violation
 from tests.faults.world import (
     MODES,
-    execute,
     hours_pass,
     in_all_modes,
     retention_ends,
     told,
 )
+from tests.support.sql import run_sql
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -236,7 +238,9 @@ def test_the_retention_ends_beside(world, mode, callers, others, states):
 
 
 def explored(shorter, judge=lambda play: None):
-    """Two actors with two statements each; in the plays whose numbers are given, one of them has none."""
+    """Two actors with two statements each; in the plays whose numbers are given, one of
+    them has none.
+    """
     plays = count(1)
     current = [0]
 
@@ -244,8 +248,8 @@ def explored(shorter, judge=lambda play: None):
         current[0] = next(plays)
 
     def two():
-        execute("SELECT 1")
-        execute("SELECT 2")
+        run_sql("SELECT 1")
+        run_sql("SELECT 2")
 
     def two_or_none():
         if current[0] not in shorter:

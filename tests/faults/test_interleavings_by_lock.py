@@ -1,9 +1,10 @@
-"""Every order of statements when claims are locks, beside each other and beside claims that are records."""
+"""Every order of statements when claims are locks, beside each other and beside claims
+that are records.
+"""
 
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 from django.http import HttpResponse
 
 from django_idempotency import maintenance
@@ -15,8 +16,9 @@ from django_idempotency.stores.claim_function import (
     TRANSACTION,
 )
 from tests.faults.schedule import Violation
-from tests.faults.world import RECORDS, execute, retention_ends, told
+from tests.faults.world import RECORDS, retention_ends, told
 from tests.support.callers import entry_point, pay
+from tests.support.sql import run_sql, value_of
 from tests.support.views_of_laws import OTHER_BODY
 
 pytestmark = [
@@ -96,14 +98,16 @@ def take_out(monkeypatch):
 
 @pytest.fixture
 def take_out_of_the_function():
-    """Make the function of claims by record anew without a part of it, until the end of the test."""
+    """Make the function of claims by record anew without a part of it, until the end of
+    the test.
+    """
 
     def make(part, instead):
         assert part in FUNCTION
-        execute(FUNCTION.replace(part, instead))
+        run_sql(FUNCTION.replace(part, instead))
 
     yield make
-    execute(FUNCTION)
+    run_sql(FUNCTION)
 
 
 def test_without_the_lock_of_the_key_two_requests_run(locking, take_out):
@@ -145,22 +149,20 @@ def test_without_the_lookup_the_index_undoes_the_second_run(locking, take_out):
 
 def test_without_lookup_and_index_a_request_takes_effect_twice(locking, take_out):
     take_out("LOOKUP", "record.id = %s", "record.id = %s AND false")
-    (index,) = constraints("p")
-    execute(f"ALTER TABLE {RECORDS} DROP CONSTRAINT {index}")
+    index = value_of(
+        "SELECT conname FROM pg_constraint WHERE contype = 'p' AND conrelid ="
+        " %s::regclass",
+        [RECORDS],
+    )
+    run_sql(f"ALTER TABLE {RECORDS} DROP CONSTRAINT {index}")
     try:
         with pytest.raises(Violation, match="L1"):
             locking.explore(dict.fromkeys("AB", locking.caller()))
     finally:
-        execute(
-            f"TRUNCATE {RECORDS}; ALTER TABLE {RECORDS} ADD CONSTRAINT {index} PRIMARY KEY (id)"
+        run_sql(
+            f"TRUNCATE {RECORDS}; ALTER TABLE {RECORDS} ADD CONSTRAINT {index} PRIMARY"
+            " KEY (id)"
         )
-
-
-def constraints(kind):
-    with connection.cursor() as cursor:
-        found = "SELECT conname FROM pg_constraint WHERE contype = %s AND conrelid = %s::regclass"
-        cursor.execute(found, [kind, RECORDS])
-        return [name for (name,) in cursor.fetchall()]
 
 
 def test_without_the_transactions_number_a_lost_run_is_stored(locking, monkeypatch):
@@ -172,7 +174,7 @@ def test_without_the_transactions_number_a_lost_run_is_stored(locking, monkeypat
 
     def view(request):
         pay()
-        execute("ROLLBACK")
+        run_sql("ROLLBACK")
         return HttpResponse("done", status=201)
 
     entry_point(view, **locking.policy)()

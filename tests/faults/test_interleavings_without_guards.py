@@ -1,4 +1,6 @@
-"""Every order of statements with one guard taken out: the explorer finds a violation."""
+"""Every order of statements with one guard taken out: the explorer finds a
+violation.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,12 @@ def without(monkeypatch, name, part, instead=""):
     statement = getattr(postgresql, name)
     assert part in statement
     monkeypatch.setattr(postgresql, name, statement.replace(part, instead))
+
+
+@pytest.fixture
+def unlocked(monkeypatch):
+    """Maintenance locks no rows."""
+    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
 
 
 UNFENCED = ("AND token = %s", "AND %s::uuid IS NOT NULL")
@@ -60,18 +68,15 @@ def test_without_a_lock_two_take_what_one_may(world, monkeypatch, mode):
         )
 
 
-def test_without_a_lock_the_reaper_waits_for_a_live_owner(world, monkeypatch):
+def test_without_a_lock_the_reaper_waits_for_a_live_owner(world, unlocked):
     w = world()
-    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
-    with pytest.raises(
-        AssertionError, match=r"L11|L3"
-    ):  # or the reaper takes from it what it has answered meanwhile
+    # or the reaper takes from it what it has answered meanwhile
+    with pytest.raises(AssertionError, match=r"L11|L3"):
         w.explore({"A": w.caller(), "time": hours_pass, "reaper": maintenance.reap})
 
 
-def test_without_a_lock_two_reapers_reap_the_same(world, monkeypatch):
+def test_without_a_lock_two_reapers_reap_the_same(world, unlocked):
     w = world()
-    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(Violation, match="L11: maintenance told of 2 rows, and wrote 1"):
         w.explore(
             {"reaper": maintenance.reap, "reaper2": maintenance.reap},
@@ -79,9 +84,8 @@ def test_without_a_lock_two_reapers_reap_the_same(world, monkeypatch):
         )
 
 
-def test_without_a_lock_the_reaper_takes_a_lease_that_is_renewed(world, monkeypatch):
+def test_without_a_lock_the_reaper_takes_a_lease_that_is_renewed(world, unlocked):
     w = world("lease")
-    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(Violation, match="L6: reaper took"):
         w.explore({"beat": w.beat, "reaper": maintenance.reap}, given=w.stopped_holder)
 
@@ -134,9 +138,8 @@ def test_without_the_end_of_retention_cleanup_allows_a_duplicate(
         w.explore(works, given=w.earlier_life)
 
 
-def test_without_a_lock_cleaning_up_waits_for_a_live_owner(world, monkeypatch):
+def test_without_a_lock_cleaning_up_waits_for_a_live_owner(world, unlocked):
     w = world()
-    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(AssertionError, match="L11: maintenance waited"):
         w.explore(
             {"A": w.caller(), "cleanup": maintenance.cleanup, "expiry": retention_ends},

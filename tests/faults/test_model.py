@@ -1,6 +1,8 @@
-"""The laws hold in the Promela models of the two kinds of claim, and each mutant of a model breaks a law.
+"""The laws hold in the Promela models of the two kinds of claim, and each mutant of a
+model breaks a law.
 
-The models are smaller than those of the page on correctness, which ``ALL_STATES=1`` in the environment searches.
+The models are smaller than those of the page on correctness, which ``ALL_STATES=1`` in
+the environment searches.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ RECORD, LOCK = (
 )
 ALL = "ALL_STATES" in os.environ
 MODES = ("ATOMIC", "LEASE", "HOLD")
-# In lease mode, time is part of the state: two requests and one outage have a tenth of the states of three and two.
+# In lease mode, time is part of the state: two requests and one outage have a tenth of
+# the states of three and two.
 LAWS = (
     [(mode, ()) for mode in MODES]
     if ALL
@@ -31,7 +34,8 @@ ENDS = (
     if ALL
     else [("REQUESTS=2", "OUTAGES=0")]
 )
-# Lease mode with on_crash="retry" may run again, and says so, so a mutant that only runs again breaks no law there.
+# Lease mode with on_crash="retry" may run again, and says so, so a mutant that only
+# runs again breaks no law there.
 MUTANTS = (
     ("NO_FENCE", "ATOMIC", "LEASE"),
     ("COUNTER_FENCE", "ATOMIC", "LEASE"),
@@ -63,11 +67,8 @@ LOCK_MUTANTS = {
     "LOOK_WITHOUT_LOCKS ONLY_LOCKS": "committing",
     "LOOK_ONCE REPEATABLE ONLY_LOCKS": "committing",
 }
-SAFETY = (
-    "-O0",
-    "-DSAFETY",
-    "-DNOCLAIM",
-)  # finding a mutant takes less time than optimizing would
+# finding a mutant takes less time than optimizing would
+SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")
 WHOLE = ("-O1", *SAFETY[1:])
 LIVENESS = ("-O1", "-DNFAIR=12")
 

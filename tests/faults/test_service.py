@@ -1,4 +1,6 @@
-"""The short form of ``make faults``: the real service on a database of its own, under faults from a fixed seed."""
+"""The short form of ``make faults``: the real service on a database of its own, under
+faults from a fixed seed.
+"""
 
 from __future__ import annotations
 

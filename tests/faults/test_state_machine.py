@@ -1,4 +1,5 @@
-"""The whole life of a record in random steps, beside a small model of it: after each step they agree.
+"""The whole life of a record in random steps, beside a small model of it: after each
+step they agree.
 
 More of it: ``STATE_MACHINE_EXAMPLES=2000 pytest tests/faults/test_state_machine.py``.
 """
@@ -126,9 +127,8 @@ def actual() -> Model | None:
 class Life(RuleBasedStateMachine):
     policy: Policy
     model: Model | None = None
-    block: transaction.Atomic | None = (
-        None  # the business transaction of a live owner in atomic mode
-    )
+    # the business transaction of a live owner in atomic mode
+    block: transaction.Atomic | None = None
 
     @initialize()
     def begin(self) -> None:
@@ -304,9 +304,8 @@ class Life(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("mode", POLICIES)
 def test_record_and_model_agree_after_every_step(monkeypatch, mode):
-    monkeypatch.setattr(
-        Worker, "wake", lambda worker: None
-    )  # counts of replays are not part of this life
+    # counts of replays are not part of this life
+    monkeypatch.setattr(Worker, "wake", lambda worker: None)
     checks = [
         HealthCheck.too_slow,
         HealthCheck.data_too_large,

@@ -1,4 +1,5 @@
-"""A trial of an endpoint: clients that retry at random, a history of what they saw, and a verdict on it.
+"""A trial of an endpoint: clients that retry at random, a history of what they saw, and
+a verdict on it.
 
 ``check`` only judges, for a history that was recorded in another way.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 
-MISMATCH = 422
+MISMATCHES = {422, 400}  # 400 of the endpoint that is like Stripe's
 OTHER_BODIES = 0.05  # of the requests
 REPEATS = (0, 0, 1, 3)
 PAUSE = 0.05  # seconds between the tries of one request
@@ -27,8 +28,9 @@ PAUSE = 0.05  # seconds between the tries of one request
 class Kind(StrEnum):
     """How a request ended.
 
-    ``OK``: the operation is done, and this is its response. ``FAIL``: the request was refused and changed nothing.
-    ``INFO``: unknown. There was no response, or an error of the server; the operation may have happened, or happen yet.
+    ``OK``: the operation is done, and this is its response. ``FAIL``: the request was
+    refused and changed nothing. ``INFO``: unknown. There was no response, or an error
+    of the server; the operation may have happened, or happen yet.
     """
 
     OK = "ok"
@@ -38,10 +40,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of one client. ``variant`` 0 is the operation; other variants send another body with its key.
+    """One request of one client. ``variant`` 0 is the operation; other variants send
+    another body with its key.
 
-    ``number`` and ``retry`` identify the request in a plan, and ``index`` its key. They are the same for the same seed.
-    ``draining``: the faults are over, and this request should be answered.
+    ``number`` and ``retry`` identify the request in a plan, and ``index`` its key. They
+    are the same for the same seed. ``draining``: the faults are over, and this request
+    should be answered.
     """
 
     key: str
@@ -55,7 +59,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back. ``effect``: the name of the effect that the body tells of, if effects have names."""
+    """What came back. ``effect``: the name of the effect that the body tells of, if
+    effects have names.
+    """
 
     status: int
     body: bytes = b""
@@ -70,7 +76,9 @@ class Response:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request, and its end if it had one. ``begun`` and ``ended`` are places in time."""
+    """A request, and its end if it had one. ``begun`` and ``ended`` are places in
+    time.
+    """
 
     call: Call
     begun: int
@@ -88,7 +96,10 @@ class Exchange:
             )
         )
         times = f"{self.begun}–{self.ended if self.ended < math.inf else ''}"
-        return f"{times:>13}  client {self.call.client:<3} body {self.call.variant}  {self.kind:<5} {text}".rstrip()
+        return (
+            f"{times:>13}  client {self.call.client:<3} body {self.call.variant} "
+            f" {self.kind:<5} {text}".rstrip()
+        )
 
 
 class History:
@@ -122,14 +133,16 @@ class History:
         return exchange.kind
 
 
-# --- The judge -------------------------------------------------------------------------------------------------------
+# --- The judge ------------------------------------------------------------------------
 
 Effects = Mapping[str, int | Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken law. ``evidence``: the smallest part of the key's history that shows it."""
+    """A broken law. ``evidence``: the smallest part of the key's history that shows
+    it.
+    """
 
     key: str
     law: str
@@ -146,7 +159,9 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial has shown. ``seed``: gives the same decisions again, but not the same timing."""
+    """What a trial has shown. ``seed``: gives the same decisions again, but not the
+    same timing.
+    """
 
     violations: tuple[Violation, ...]
     counts: Counter[Kind]
@@ -177,11 +192,12 @@ def check(
     drained: bool = True,
     seed: int | None = None,
 ) -> Verdict:
-    """Check a history against the effects that there are in the end, by key: their number, or their names. Pure.
+    """Check a history against the effects that there are in the end, by key: their
+    number, or their names. Pure.
 
     - A key takes effect at most once, and only if one of its requests was not refused.
-    - A caller that got a success got that effect (by its name, if effects have names), in the same bytes,
-      for the same request.
+    - A caller that got a success got that effect (by its name, if effects have names),
+      in the same bytes, for the same request.
     - After that, the same request is not taken for another.
     - ``drained``: in the end every key got a response.
 
@@ -230,18 +246,20 @@ def _broken(
         wrong = [one for one in successes if one.effect not in effects]  # or names none
         if wrong:
             yield (
-                f"got a response with an effect that is not there (there is {', '.join(effects)})",
+                (
+                    "got a response with an effect that is not there (there is"
+                    f" {', '.join(effects)})"
+                ),
                 wrong[:1],
             )
-    for first in successes[
-        :1
-    ]:  # before it, the key may have been that of another request, whose claim was released
+    # before it, the key may have been that of another request, whose claim was released
+    for first in successes[:1]:
         later = [
             one
             for one in exchanges
             if one.begun > first.ended and one.call.variant == first.call.variant
         ]
-        if refused := [one for one in later if one.status == MISMATCH]:
+        if refused := [one for one in later if one.status in MISMATCHES]:
             yield (
                 "was refused as different from the request that got the response",
                 [first, refused[0]],
@@ -252,7 +270,9 @@ LOST = "key lost by a failover"
 
 
 def without_losses(verdict: Verdict, counts: Counter[str]) -> Verdict:
-    """Count the keys that ran twice as lost, and judge the others: a store may lose what it has acknowledged."""
+    """Count the keys that ran twice as lost, and judge the others: a store may lose
+    what it has acknowledged.
+    """
     lost = {
         violation.key
         for violation in verdict.violations
@@ -265,7 +285,7 @@ def without_losses(verdict: Verdict, counts: Counter[str]) -> Verdict:
     )
 
 
-# --- The trial -------------------------------------------------------------------------------------------------------
+# --- The trial ------------------------------------------------------------------------
 
 Send = Callable[[Call], Response | None]
 FindEffects = Callable[[str], int | Collection[str]]
@@ -275,12 +295,14 @@ Nemesis = Callable[[random.Random, threading.Event], object]
 def plan(
     seed: int, *, clients: int, keys: int, operations: int, run: str = ""
 ) -> list[list[tuple[Call, int]]]:
-    """Return each client's requests, and how often it repeats each at most while it has no response. Pure.
+    """Return each client's requests, and how often it repeats each at most while it has
+    no response. Pure.
 
-    All clients move through the keys at one pace, so that several use a key at a time, and use it again later.
+    All clients move through the keys at one pace, so that several use a key at a time,
+    and use it again later.
 
-    ``seed``: the same seed makes the same plan. ``operations``: the number of requests of all clients together.
-    ``run``: the beginning of every key.
+    ``seed``: the same seed makes the same plan. ``operations``: the number of requests
+    of all clients together. ``run``: the beginning of every key.
     """
     return [
         _plan_of(client, seed, clients, keys, operations, run)
@@ -319,13 +341,16 @@ def exercise(
     drain: float = 60,
     settle: float = 0,
 ) -> Verdict:
-    """Have ``clients`` threads send ``operations`` requests with ``keys`` keys, all meant to succeed, and judge.
+    """Have ``clients`` threads send ``operations`` requests with ``keys`` keys, all
+    meant to succeed, and judge.
 
-    ``send`` sends one request and returns its response; an exception or ``None`` means that there was none.
-    ``count_effects`` returns the effects of a key at the end, as their number or their names. ``nemesis`` is called in
-    a thread of its own with a random generator and an event, to do harm until the event is set. Then every key is
-    retried until it is answered, or ``drain`` seconds have passed. After another ``settle`` seconds each answered key
-    is asked for once more, and the effects are counted. Another ``seed`` makes other decisions; ``None`` chooses one.
+    ``send`` sends one request and returns its response; an exception or ``None`` means
+    that there was none. ``count_effects`` returns the effects of a key at the end, as
+    their number or their names. ``nemesis`` is called in a thread of its own with a
+    random generator and an event, to do harm until the event is set. Then every key is
+    retried until it is answered, or ``drain`` seconds have passed. After another
+    ``settle`` seconds each answered key is asked for once more, and the effects are
+    counted. Another ``seed`` makes other decisions; ``None`` chooses one.
     """
     seed = random.randrange(2**32) if seed is None else seed
     plans = plan(
@@ -383,7 +408,9 @@ def _work(planned: Sequence[tuple[Call, int]], send: Send, history: History) -> 
 
 
 def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]:
-    """Return each key with each body that was sent with it, shared out among the clients."""
+    """Return each key with each body that was sent with it, shared out among the
+    clients.
+    """
     used = {
         (call.key, call.variant): call
         for planned in plans
@@ -401,7 +428,9 @@ def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]
 
 
 def _answered(history: History, clients: int) -> list[list[Call]]:
-    """Return, for each key with a response, the request that got it, shared out among the clients."""
+    """Return, for each key with a response, the request that got it, shared out among
+    the clients.
+    """
     first = {
         one.call.key: one.call
         for one in reversed(history.exchanges)
@@ -417,7 +446,9 @@ def _answered(history: History, clients: int) -> list[list[Call]]:
 def _drain(
     calls: Sequence[Call], send: Send, history: History, deadline: float
 ) -> None:
-    """Send the calls, at least once, until each key has a response. If a key has two bodies, one of them gets it."""
+    """Send the calls, at least once, until each key has a response. If a key has two
+    bodies, one of them gets it.
+    """
     left: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         left[call.key].append(call)

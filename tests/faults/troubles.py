@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.faults.payments import NO_TROUBLE, Choose, Trouble
@@ -44,7 +44,9 @@ def anywhere(rate: float, actions: Mapping[str, int] = MATRIX) -> Choose:
 
 
 def _through(decide: random.Random, do: str, leased: bool) -> Trouble:
-    """On the straight way. What is to be hit while renewing has to take long enough to be renewed."""
+    """On the straight way. What is to be hit while renewing has to take long enough to
+    be renewed.
+    """
     at = decide.choice(LEASED_POINTS if leased else ATOMIC_POINTS)
     return Trouble(
         [{"at": at, "do": do}],
@@ -52,26 +54,19 @@ def _through(decide: random.Random, do: str, leased: bool) -> Trouble:
     )
 
 
-def _failing(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    """The operation fails, and then that can't be written down either."""
-    return Trouble(
-        [{"at": decide.choice(("fail.before", "fail.after")), "do": do}],
-        {"raise": True},
-    )
+def _around(step: str, **simulate: Any) -> Callable[..., Trouble]:
+    def trouble(decide: random.Random, do: str, _leased: bool) -> Trouble:
+        at = decide.choice((f"{step}.before", f"{step}.after"))
+        return Trouble([{"at": at, "do": do}], simulate)
+
+    return trouble
 
 
-def _releasing(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    return Trouble(
-        [{"at": decide.choice(("release.before", "release.after")), "do": do}],
-        {"status": 404},
-    )
-
-
-def _taking_over(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    """If somebody left something to take over."""
-    return Trouble(
-        [{"at": decide.choice(("reassign.before", "reassign.after")), "do": do}]
-    )
+# the operation fails, and then that can't be written down either
+_failing = _around("fail", **{"raise": True})
+_releasing = _around("release", status=404)
+# if somebody left something to take over
+_taking_over = _around("reassign")
 
 
 def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:
@@ -82,5 +77,17 @@ def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:
             return NO_TROUBLE
         fault = decide.choice(faults)
         return Trouble([{**fault, "at": decide.choice(fault["at"])}])
+
+    return choose
+
+
+def in_calls(rate: float, otherwise: Choose) -> Choose:
+    """The gateway pays, but its response is lost: by its fault, or the worker's end."""
+    lost = ({"gateway": "cut"}, {"gateway": "500"}, {"kill": "call"})
+
+    def choose(decide: random.Random, call: Call, leased: bool) -> Trouble:
+        if decide.random() > rate:
+            return otherwise(decide, call, leased)
+        return Trouble(simulate=decide.choice(lost))
 
     return choose

@@ -29,6 +29,7 @@ from django_idempotency.values.policy import Atomic, Lease, Policy
 from testproject.models import LedgerEntry
 from tests.faults.schedule import Actor, Explorer, Found, pause, place, token
 from tests.support.callers import BODY, PAYER, SCOPE, entry_point, operation, stop
+from tests.support.sql import run_sql, value_of
 from tests.support.waiting import eventually
 
 LEASE = 2 * 3600  # longer than any schedule takes: time passes only when it is told to
@@ -44,23 +45,31 @@ MAINTENANCE = ("reaper", "cleanup")
 
 LEDGER, RECORDS = LedgerEntry._meta.db_table, IdempotencyRecord._meta.db_table
 LOOK = f"""
-SELECT array(SELECT reference FROM {LEDGER} ORDER BY 1), record.* FROM (VALUES (1)) AS one LEFT JOIN (
+SELECT array(SELECT reference FROM {LEDGER} ORDER BY 1), record.* FROM (VALUES (1))
+    AS one LEFT JOIN (
     SELECT
-        status, on_hold, convert_from(response_body, 'UTF8'), status IN ('completed', 'failed') AND expires_at < now(),
-        token, attempts, reason, response_status, fingerprint, locked_at > now() - interval '1 hour',
+        status, on_hold, convert_from(response_body, 'UTF8'), status IN ('completed',
+            'failed') AND expires_at < now(),
+        token, attempts, reason, response_status, fingerprint, locked_at > now() -
+            interval '1 hour',
         locked_until > now(), purge_at > now(), ctid::text
     FROM {RECORDS}
 ) AS record ON true
 """
 CLEAR = f"DELETE FROM {LEDGER}; DELETE FROM {RECORDS}"
 ADVISORY_LOCKS = """
-SELECT count(*) FROM pg_locks JOIN pg_database AS here ON here.oid = database AND datname = current_database()
+SELECT count(*) FROM pg_locks JOIN pg_database AS here ON here.oid = database
+    AND datname = current_database()
 WHERE locktype = 'advisory'
 """
 HOURS_PASS = f"""
-UPDATE {RECORDS} SET locked_at = locked_at - interval '3 hours', locked_until = locked_at - interval '3 hours'
+UPDATE {RECORDS} SET locked_at = locked_at - interval '3 hours',
+    locked_until = locked_at - interval '3 hours'
 """
-DAYS_PASS = f"UPDATE {RECORDS} SET expires_at = now() - interval '1 hour', purge_at = now() - interval '1 hour'"
+DAYS_PASS = (
+    f"UPDATE {RECORDS} SET expires_at = now() - interval '1 hour', purge_at = now() -"
+    " interval '1 hour'"
+)
 
 
 class Row(NamedTuple):
@@ -81,31 +90,25 @@ class Row(NamedTuple):
     place: int | None
 
 
-def execute(sql: str) -> None:
-    with connections["default"].cursor() as cursor:
-        cursor.execute(sql)
-
-
 def hours_pass() -> None:
-    """The lease of whoever is running runs out, and is watched for a heartbeat's time; and so does the grace."""
-    execute(HOURS_PASS)
+    """The lease of whoever is running runs out, and is watched for a heartbeat's time;
+    and so does the grace.
+    """
+    run_sql(HOURS_PASS)
 
 
 def retention_ends() -> None:
-    """What has been done with the key is forgotten, and its effects are not counted among those of its next life."""
-    execute(f"DELETE FROM {LEDGER}; {DAYS_PASS}")
+    """What has been done with the key is forgotten, and its effects are not counted
+    among those of its next life.
+    """
+    run_sql(f"DELETE FROM {LEDGER}; {DAYS_PASS}")
 
 
 def no_locks_are_left() -> None:
-    """Wait for the server to find out who is dead: what they had locked as claims is locked until then."""
-    eventually(lambda: not _ask(ADVISORY_LOCKS))
-
-
-def _ask(sql: str) -> Any:
-    with connections["default"].cursor() as cursor:
-        cursor.execute(sql)
-        (answer,) = cursor.fetchone()
-    return answer
+    """Wait for the server to find out who is dead: what they had locked as claims is
+    locked until then.
+    """
+    eventually(lambda: not value_of(ADVISORY_LOCKS))
 
 
 def told(result: Any) -> tuple[Any, str]:
@@ -148,25 +151,24 @@ class World:
         self.policy = changed(MODES[mode], policy)
         self.resolved = resolve(Policy(scope=SCOPE, **self.policy))
         self.mode = mode
-        self.refused: tuple[
-            str, ...
-        ] = ()  # actors whose runs are released: what they wrote stays, as without a key
+        # actors whose runs are released: what they wrote stays, as without a key
+        self.refused: tuple[str, ...] = ()
         self.user_id = get_user_model().objects.create_user(PAYER).pk
         self.store = store_for(self.resolved)
         self.keeper = keeper_of(self.store)
-        monkeypatch.setattr(
-            Worker, "wake", lambda worker: None
-        )  # no thread: it renews when an actor makes it renew
+        # no thread: it renews when an actor makes it renew
+        monkeypatch.setattr(Worker, "wake", lambda worker: None)
+        # the actor's
         monkeypatch.setattr(
             DatabaseStore, "own_connection", lambda store, **limits: nullcontext()
-        )  # the actor's
+        )
         for module in (engine.waiting, engine.atomic_runs):
             monkeypatch.setattr(
                 module, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic)
             )
         monkeypatch.setattr(engine.claims, "uuid4", token)
-        # The reaper tells the database how long it has watched. That time differs from run to run, so the state would
-        # never come again.
+        # The reaper tells the database how long it has watched. That time differs from
+        # run to run, so the state would never come again.
         monkeypatch.setattr(reaper, "LONGEST_WATCH", 0.0)
         monkeypatch.setattr(reaper, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
@@ -177,9 +179,11 @@ class World:
         alone: str = "last",
         **policy: Any,
     ) -> Callable[[], Any]:
-        """A caller; its view pays, and then answers with the name of this run or raises ``outcome``.
+        """A caller; its view pays, and then answers with the name of this run or raises
+        ``outcome``.
 
-        ``alone``: what it is called where it is no actor. ``policy``: what differs for it.
+        ``alone``: what it is called where it is no actor. ``policy``: what differs for
+        it.
         """
 
         def view(request: Any) -> HttpResponse:
@@ -218,7 +222,9 @@ class World:
         return claimed
 
     def stopped_holder(self) -> None:
-        """Somebody claimed, and stood still until the lease had run out; the heart goes on first."""
+        """Somebody claimed, and stood still until the lease had run out; the heart goes
+        on first.
+        """
         claimed = self.dead_holder()
         self.keeper.add(claimed, self.store)
 
@@ -236,14 +242,13 @@ class World:
         **options: Any,
     ) -> Found:
         def prepare() -> None:
-            stop(
-                self.keeper
-            )  # it may be on its way to sleep with a lock that is about to be replaced
+            # it may be on its way to sleep with a lock that is about to be replaced
+            stop(self.keeper)
             self.keeper.reset()
             no_locks_are_left()
             self.beating: list[Any] = []
             self.ran, self.maintained = set[str](), 0
-            execute(CLEAR)
+            run_sql(CLEAR)
             given()
 
         hooks = {
@@ -301,12 +306,16 @@ class World:
                 f"L5: a lease was renewed by another than its owner: {was}, {now}"
             )
 
-    runs_again = False  # true if the effects are outside the record's transaction, and something happens to their run
+    # true if the effects are outside the record's transaction, and something happens to
+    # their run
+    runs_again = False
 
     may_answer = frozenset({201, 409, "Killed"})
 
     def finish(self, results: dict[str, Any]) -> Any:
-        """Everybody has an answer or is dead. Once the leases of the dead have run out, there is a last retry."""
+        """Everybody has an answer or is dead. Once the leases of the dead have run out,
+        there is a last retry.
+        """
         stumbled = [
             name
             for name, result in results.items()
@@ -338,9 +347,11 @@ class World:
             ]
             assert not lost, f"L6: {lost} ran, and lived, and lost"
         if not (self.mode == "hold" and row.on_hold):
-            assert (row.status, row.body, last[0]) == ("completed", last[1], 201), (
-                f"no end: {row}, {last}"
-            )
+            assert (row.status, row.body, last[0]) == (
+                "completed",
+                last[1],
+                201,
+            ), f"no end: {row}, {last}"
             assert self.runs_again or list(effects) == [last[1]], f"L1: {effects}"
         return tuple(sorted(answers.items())), last
 

@@ -1,8 +1,11 @@
-"""A game day: break the service in several ways, and note which alerts a real Prometheus raises, and when.
+"""A game day: break the service in several ways, and note which alerts a real
+Prometheus raises, and when.
 
-``DATABASE_URL=postgres://… python -m tests.gameday``; takes about fifteen minutes, and needs ``prometheus``. The alert
-rules are those of the documentation. So that nobody waits for hours, every duration in them is divided by ``PACE``, as
-are the intervals of scrapes and of rules. The database gets a new one beside it, ``gameday``, for as long as this runs.
+``DATABASE_URL=postgres://… python -m tests.gameday``; takes about fifteen minutes, and
+needs ``prometheus``. The alert rules are those of the documentation. So that nobody
+waits for hours, every duration in them is divided by ``PACE``, as are the intervals of
+scrapes and of rules. The database gets a new one beside it, ``gameday``, for as long as
+this runs.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ from tests.support.servers import prepare_database
 NAME = "gameday"
 
 
-# --- Faults ----------------------------------------------------------------------------------------------------------
+# --- Faults ---------------------------------------------------------------------------
 
 
 def freeze_one(clients: Clients, seconds: float) -> None:
-    """Stop a worker in the middle of runs in lease mode, until their leases have run out and retries have run."""
+    """Stop a worker in the middle of runs in lease mode, until their leases have run
+    out and retries have run.
+    """
     with ThreadPoolExecutor(8) as pool:
         for _order in range(8):
             pool.submit(clients.charge, "/async/orders/", {"delay_ms": 2000}, 20)
@@ -55,7 +60,7 @@ def locked_table(url: str) -> Iterator[None]:
         connection.rollback()
 
 
-# --- The day ---------------------------------------------------------------------------------------------------------
+# --- The day --------------------------------------------------------------------------
 
 
 def day(url: str, directory: Path) -> list[dict[str, Any]]:
@@ -81,13 +86,15 @@ def day(url: str, directory: Path) -> list[dict[str, Any]]:
         time.sleep(20)
 
         notes.event(
-            "A worker is killed in the middle of a payout with on_crash=hold, and the client retries"
+            "A worker is killed in the middle of a payout with on_crash=hold, and the"
+            " client retries"
         )
         clients.charge("/api/payouts/", {"kill": "before"}, tries=10)
         time.sleep(30)
 
         notes.event(
-            "Clean-up and reaper are stopped; three charges are killed, and never retried"
+            "Clean-up and reaper are stopped; three charges are killed, and never"
+            " retried"
         )
         maintenance.stopped.set()
         for _kill in range(3):

@@ -1,4 +1,6 @@
-"""A game day's ground: the service under its clients, maintenance beside it, a real Prometheus, and what is noted."""
+"""A game day's ground: the service under its clients, maintenance beside it, a real
+Prometheus, and what is noted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SETTINGS = "tests.gameday.settings"
 TRIES = 8  # of a client
 
 
-# --- Prometheus -------------------------------------------------------------------------------------------------------
+# --- Prometheus -----------------------------------------------------------------------
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def prometheus(target: str, directory: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-# --- What is noted ---------------------------------------------------------------------------------------------------
+# --- What is noted --------------------------------------------------------------------
 
 
 @dataclass
@@ -118,7 +120,9 @@ class Notes:
 
 
 def seen_by_operators(url: str) -> str:
-    """What the strip on top of the admin says, by the same question; in a session of its own, which may fail."""
+    """What the strip on top of the admin says, by the same question; in a session of
+    its own, which may fail.
+    """
     late = "status IN ('started', 'processing') AND locked_until < now()"
     counts = f"count(*) FILTER (WHERE {late}), count(*) FILTER (WHERE on_hold)"
     try:
@@ -134,7 +138,7 @@ def seen_by_operators(url: str) -> str:
     return f"{row[0]} stuck, {row[1]} on hold"
 
 
-# --- Clients and maintenance -----------------------------------------------------------------------------------------
+# --- Clients and maintenance ----------------------------------------------------------
 
 
 class Clients:
@@ -201,7 +205,7 @@ class Maintenance:
                 process.stdin.flush()
 
 
-# --- All of it -------------------------------------------------------------------------------------------------------
+# --- All of it ------------------------------------------------------------------------
 
 
 @dataclass

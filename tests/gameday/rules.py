@@ -1,4 +1,6 @@
-"""Alert rules, with every time in them divided, so that nobody waits for hours until one fires."""
+"""Alert rules, with every time in them divided, so that nobody waits for hours until
+one fires.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def quicker(rules: str) -> dict[str, Any]:
-    """The rules, evaluated each second: ranges, ``for``, and the seconds that figures are compared with, divided."""
+    """The rules, evaluated each second: ranges, ``for``, and the seconds that figures
+    are compared with, divided.
+    """
     found: dict[str, Any] = yaml.safe_load(rules)
     for group in found["groups"]:
         group["interval"] = "1s"

@@ -1,4 +1,6 @@
-"""The test project with metrics, short leases, a short retention, and keys that are put on hold."""
+"""The test project with metrics, short leases, a short retention, and keys that are put
+on hold.
+"""
 
 from __future__ import annotations
 

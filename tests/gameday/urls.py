@@ -1,4 +1,6 @@
-"""The URLs of the test project, with its metrics; figures of the table are read more often."""
+"""The URLs of the test project, with its metrics; figures of the table are read more
+often.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which keys a policy lets in, how many callers may wait for one, and when those that may not come back."""
+"""Which keys a policy lets in, how many callers may wait for one, and when those that
+may not come back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from django_idempotency import engine, signals
 from django_idempotency.engine.waiting import waiters
 from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.values.policy import Keys, Lease, Policy
+from django_idempotency.values.policy import Key, Lease, Policy
 from django_idempotency.values.problems import jittered
 from tests.support.callers import (
     Gate,
@@ -37,13 +39,13 @@ UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 @pytest.mark.parametrize(
     ("policy", "fitting", "others"),
     [
-        ({"keys": Keys(min_length=16)}, "k" * 16, ["k" * 15, "k"]),
+        ({"key": Key(min_length=16)}, "k" * 16, ["k" * 15, "k"]),
         (
-            {"keys": Keys(pattern="[0-9a-f-]{36}")},
+            {"key": Key(pattern="[0-9a-f-]{36}")},
             UUID,
             [UUID + "0", "x" + UUID, "order-1", UUID.upper()],
         ),
-        ({"keys": Keys(pattern="a|b")}, "b", ["ab", "c"]),
+        ({"key": Key(pattern="a|b")}, "b", ["ab", "c"]),
     ],
     ids=str,
 )
@@ -64,7 +66,7 @@ def test_a_key_that_does_not_fit_is_refused(call, policy, fitting, others):
 
 
 def test_the_form_of_keys_may_be_a_setting(call, settings):
-    settings.IDEMPOTENCY = {"KEYS": Keys(pattern="order-[0-9]+", min_length=8)}
+    settings.IDEMPOTENCY = {"KEY": Key(pattern="order-[0-9]+", min_length=8)}
     assert [
         call(idempotent(Runs().view), key=key).status_code
         for key in ("order-1", "order-12")
@@ -119,8 +121,10 @@ def test_callers_beyond_max_waiters_do_not_wait(settings):
 
 
 @pytest.mark.usefixtures("payer")
-def test_two_keys_block_no_more_threads_than_may_wait():
-    """Eight threads of a server; four stay free for other requests, whichever keys are sent again."""
+def test_two_keys_block_only_as_many_threads_as_may_wait():
+    """Eight threads of a server; four stay free for other requests, whichever keys are
+    sent again.
+    """
     with ThreadPoolExecutor(8) as pool:
         with Gate().running(mode="lease"), Gate().running_with("other", mode="lease"):
             retries = [pool.submit(one_waits, key) for key in ("k", "other") * 4]
@@ -137,7 +141,7 @@ def test_two_keys_block_no_more_threads_than_may_wait():
 
 @pytest.mark.usefixtures("payer")
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, LookupError])
-def test_a_caller_that_is_interrupted_waits_no_more(monkeypatch, raised):
+def test_an_interrupted_caller_stops_waiting(monkeypatch, raised):
     def interrupt(seconds):
         assert waiters.waiting == 1
         raise raised

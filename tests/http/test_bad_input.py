@@ -1,4 +1,6 @@
-"""Whatever a client sends, it gets a clear 4xx, or an answer if that was legitimate; and no record comes to harm."""
+"""Whatever a client sends, it gets a clear 4xx, or an answer if that was legitimate;
+and no record comes to harm.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ BAD_KEYS = {
     "a list": '"a", "b"',
     "unbalanced": '"open',
 }
-# Bodies, and whether the plain view below, which reads none of it, has reason to answer 400.
+# Bodies, and whether the plain view below, which reads none of it, has reason to answer
+# 400.
 BODIES = {
     "not JSON": ({"data": b"{nonsense", "content_type": "application/json"}, 200),
     "empty JSON": ({"data": b"", "content_type": "application/json"}, 200),
@@ -169,13 +172,12 @@ def test_a_bad_body_gets_the_status_of_the_views_own_parser(
         400,
         "no such type",
     )
-    assert (
-        keyed.status_code < 500 or name == "deep nesting"
-    )  # which REST framework's JSON parser is not up to
+    # which REST framework's JSON parser is not up to
+    assert keyed.status_code < 500 or name == "deep nesting"
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_bad_body_under_a_used_key_harms_no_record(
+def test_a_bad_body_under_a_used_key_leaves_its_record_alone(
     call, client_sees_500, entry_point, name
 ):
     runs = Runs()

@@ -1,4 +1,6 @@
-"""Callers who are no ``request.user``: those with API keys, or tokens without a user, and anonymous ones."""
+"""Callers who are no ``request.user``: those with API keys, or tokens without a user,
+and anonymous ones.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,9 @@ from django.contrib.auth.views import LoginView
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import path
 
-from django_idempotency.http import requests
 from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.reporting import logs
-from django_idempotency.values.policy import Policy
 from django_idempotency.values.scopes import caller_scope
 from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
@@ -33,7 +33,7 @@ def warnings(caplog):
     """The messages about callers without a scope."""
     caplog.set_level(logging.WARNING, "django_idempotency")
     return lambda: [
-        entry.getMessage()
+        f"{entry.getMessage()} {entry.view}"
         for entry in caplog.records
         if getattr(entry, "event", "") == "scope_missing"
     ]
@@ -153,16 +153,6 @@ def test_a_view_is_warned_about_once(call, warnings):
     assert all("was refused" in warning for warning in warnings())
 
 
-def test_an_authenticated_caller_who_is_ignored_is_warned_about(rf, warnings):
-    request = rf.post("/", headers={"Idempotency-Key": "k"})
-    ignoring = Policy(anonymous="ignore")
-    assert requests.identify(request, ignoring, sender=Runs) is None
-    assert warnings() == [], "the caller is anonymous"
-    request.auth = SECRET
-    assert requests.identify(request, ignoring, sender=Runs) is None
-    assert "runs unprotected" in warnings()[0]
-
-
 ACCOUNT = uuid.UUID(int=7)
 
 
@@ -188,7 +178,10 @@ def test_an_invalid_scope_is_an_error_that_names_the_callable_and_the_type(
 ):
     runs = Runs()
     request = rf.post("/", headers={"Idempotency-Key": "k"}, returned=returned)
-    sentence = rf"test_callers_without_user\.of_nobody returned {type(returned).__name__}\. Return a string, an int or a"
+    sentence = (
+        rf"test_callers_without_user\.of_nobody returned {type(returned).__name__}\."
+        r" Return a string, an int or a"
+    )
     with pytest.raises(ImproperlyConfigured, match=sentence):
         idempotent(scope=of_nobody)(runs.view)(request)
     assert runs.count == 0
@@ -261,7 +254,7 @@ def test_a_caller_whom_a_custom_scope_does_not_name_is_ignored(call):
     [idempotent, idempotent(required=True), lambda view: view],
     ids=["own", "required", "covered"],
 )
-def test_switched_off_every_view_runs_as_if_there_were_no_keys(call, settings, protect):
+def test_switched_off_every_view_runs_as_without_keys(call, settings, protect):
     runs = Runs()
     view = protect(runs.view)
     assert call(view).content == b"run 1"

@@ -1,4 +1,6 @@
-"""An async caller that hangs up: what was reached stands, and no claim is left with nobody behind it."""
+"""An async caller that hangs up: what was reached stands, and no claim is left with
+nobody behind it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ import threading
 from uuid import uuid4
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.engine.waiting import waiters
 from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.stores import store_for
 from django_idempotency.values.policy import Body, Lease, Policy
 from django_idempotency.values.scopes import BuiltInScope
 from tests.support.callers import SCOPE, is_replay, operation, post, record
@@ -22,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 
 class Stop:
-    """A place in a thread where the code stands still until the event loop lets it go on."""
+    """A place in a thread where the code stands still until the event loop lets it go
+    on.
+    """
 
     def __init__(self, result=None):
         self.reached, self.go_on, self.result = (
@@ -136,6 +142,27 @@ def test_cancelling_a_retrys_claim_keeps_its_attempts():
     run(twice)
     left = record()
     assert (view.runs, left.status, left.attempts) == (0, "failed", 2)
+
+
+def test_a_waiter_that_is_cancelled_as_it_gets_the_key_gives_it_back(monkeypatch):
+    policy = Policy(mode="lease")
+    owner, view, stop = engine.claim(operation(), policy), View(), Stop()
+    waits, begin_again = waiting_for_an_owner(monkeypatch), engine.begin_again
+
+    def begin_and_stop(pending):
+        begun = begin_again(pending)
+        return stop(begun) if isinstance(begun, engine.Run) else begun
+
+    async def main():
+        monkeypatch.setattr(engine, "begin_again", begin_and_stop)
+        waiter = protected(view, wait=30)(post())
+        waiting = asyncio.ensure_future(cancelled_at(stop, waiter))
+        await asyncio.wait_for(waits.wait(), 30)
+        await sync_to_async(store_for(policy).release)(owner)
+        await waiting
+
+    run(main)
+    assert (view.runs, waiters.waiting, record()) == (0, 0, None)
 
 
 def test_during_the_view_it_counts_as_a_crash():

@@ -1,4 +1,6 @@
-"""``@idempotent`` before plain views: functions and classes, sync and async, below what authenticates."""
+"""``@idempotent`` before plain views: functions and classes, sync and async, below what
+authenticates.
+"""
 
 from __future__ import annotations
 
@@ -44,25 +46,29 @@ ENTRY_POINTS = {
     "below another": lambda runs: require_POST(idempotent(runs.view)),
     "async": lambda runs: idempotent(mode="lease")(runs.aview),
     "class": lambda runs: idempotent(class_with(Order, runs)).as_view(),
-    "subclass": lambda runs: type(
-        "Own", (idempotent(Order),), {"runs": runs}
-    ).as_view(),
+    "subclass": (
+        lambda runs: type("Own", (idempotent(Order),), {"runs": runs}).as_view()
+    ),
     "as_view": lambda runs: csrf_exempt(
         idempotent(csrf_exempt(class_with(Order, runs).as_view()))
     ),
-    "dispatch": lambda runs: method_decorator(idempotent, name="dispatch")(
-        class_with(Order, runs)
-    ).as_view(),
-    "method": lambda runs: method_decorator(idempotent, name="post")(
-        class_with(Order, runs)
-    ).as_view(),
-    "class with options": lambda runs: idempotent(mode="lease")(
-        class_with(Order, runs)
-    ).as_view(),
+    "dispatch": (
+        lambda runs: method_decorator(idempotent, name="dispatch")(
+            class_with(Order, runs)
+        ).as_view()
+    ),
+    "method": (
+        lambda runs: method_decorator(idempotent, name="post")(
+            class_with(Order, runs)
+        ).as_view()
+    ),
+    "class with options": (
+        lambda runs: idempotent(mode="lease")(class_with(Order, runs)).as_view()
+    ),
     "sync_to_async": lambda runs: idempotent(mode="lease")(sync_to_async(runs.view)),
-    "async class": lambda runs: idempotent(mode="lease")(
-        class_with(AsyncOrder, runs)
-    ).as_view(),
+    "async class": (
+        lambda runs: idempotent(mode="lease")(class_with(AsyncOrder, runs)).as_view()
+    ),
 }
 
 
@@ -133,7 +139,10 @@ def test_an_async_view_in_atomic_mode_is_a_clear_error_and_not_run(call):
     runs = Runs()
     with pytest.raises(
         ImproperlyConfigured,
-        match=r'^tests\.support\.views\.Runs\.aview is an async view in atomic mode; set mode="lease"',
+        match=(
+            r"^tests\.support\.views\.Runs\.aview is an async view in atomic mode; set"
+            r' mode="lease"'
+        ),
     ):
         call(idempotent(runs.aview))
     assert runs.count == 0
@@ -238,7 +247,7 @@ def test_an_async_view_that_fails_leaves_the_key_to_a_retry(call):
 
 @pytest.mark.parametrize("result", [None, {"id": 7}, "text"])
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_a_result_that_is_no_response_is_refused_before_commit(call, result, mode):
+def test_a_result_that_is_not_a_response_is_refused_before_commit(call, result, mode):
     def view(request):
         book(request)
         return result

@@ -1,4 +1,6 @@
-"""Views that answer in ``dispatch()``, as those for GraphQL do, are protected or reported."""
+"""Views that answer in ``dispatch()``, as those for GraphQL do, are protected or
+reported.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def async_graphql(runs):
 
 
 def graphene(runs):
-    """Its ``__init__`` takes its own arguments alone, and keeps them from ``View``'s."""
+    """Its ``__init__`` takes its own arguments alone, and keeps them from
+    ``View``'s.
+    """
 
     def __init__(self, schema=None):
         self.schema = schema
@@ -130,12 +134,14 @@ def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog, make):
     with caplog.at_level(logging.ERROR, "django_idempotency"):
         assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
     assert [
-        "Unused runs unprotected" in record.getMessage() for record in caplog.records
+        "Unused: A request ran unprotected despite its key: the view responded without"
+        in record.getMessage()
+        for record in caplog.records
     ] == [True]
 
 
 @pytest.mark.drf
-def test_an_exception_before_the_handler_may_be_answered(call):
+def test_an_exception_before_the_handler_may_get_a_response(call):
     """As idemkit replays: around us while a project moves here from it."""
 
     def initial(self, request):

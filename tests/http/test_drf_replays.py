@@ -1,4 +1,6 @@
-"""A replay from a REST framework view: exact, with ``.data``, and past the view's own ``finalize_response``."""
+"""A replay from a REST framework view: exact, with ``.data``, and past the view's own
+``finalize_response``.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_a_replay_has_data_as_the_first_response_had(call):
     assert first.data == second.data == {"data": {"id": 7}, "ok": True}
 
 
-def test_data_of_what_is_no_json_is_none(call):
+def test_the_data_of_what_is_not_json_is_none(call):
     from django.http import HttpResponse
 
     _runs, view = envelope(

@@ -1,4 +1,6 @@
-"""An exception that another middleware turns into a response is a response like any other."""
+"""An exception that another middleware turns into a response is a response like any
+other.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpResponse
 from django.views import View
 
+from django_idempotency.conf import suspensions
 from django_idempotency.http.placement import idempotent
-from testproject.models import LedgerEntry
-from tests.support.callers import is_replay
+from tests.support.callers import is_replay, references
 from tests.support.views import Runs, api_class, book
 
 OURS = "django_idempotency.middleware.IdempotencyMiddleware"
@@ -104,10 +106,6 @@ MADE = pytest.mark.parametrize(
 )
 
 
-def references():
-    return sorted(LedgerEntry.objects.values_list("reference", flat=True))
-
-
 @SENT
 @MADE
 def test_the_response_is_stored_with_the_effects(call, make, send):
@@ -117,7 +115,11 @@ def test_the_response_is_stored_with_the_effects(call, make, send):
         (410, b"answered")
     ] * 2
     assert (is_replay(first), is_replay(second)) == (False, True)
-    assert (runs.count, references(), Answering.asked) == (1, ["by view"], ["Expired"])
+    assert (runs.count, references(), Answering.asked) == (
+        1,
+        ["by view"],
+        ["Expired"],
+    )
 
 
 @SENT
@@ -154,8 +156,11 @@ def test_writes_of_a_middleware_about_an_exception_it_does_not_handle_stay(
 
 @SENT
 @pytest.mark.parametrize("key", ["k", None], ids=["key", "no key"])
-def test_observing_leaves_the_exception_to_django(call, settings, send, key):
-    settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
+def test_suspended_entry_points_leave_the_exception_to_django(
+    call, settings, monkeypatch, send, key
+):
+    monkeypatch.setattr(suspensions, "_items", [lambda: True])
+    settings.IDEMPOTENCY = {}
     response = getattr(call, send)(raising().view, key=key)
     assert (response.status_code, Answering.asked) == (410, ["Expired"])
 

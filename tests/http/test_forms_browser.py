@@ -1,4 +1,6 @@
-"""What people do with a form that is submitted once, in a real browser: click twice, go back, reload."""
+"""What people do with a form that is submitted once, in a real browser: click twice, go
+back, reload.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.row_locks]
 
 PAGE = "/orders/new/"
 BUTTON = "button[type=submit]"
-# Chromium makes one submission of two clicks at once; each click after that ends the submission before it.
+# Chromium makes one submission of two clicks at once; each click after that ends the
+# submission before it.
 CLICK_UNTIL_IT_LEAVES = """
 const click = (wait) => { arguments[0].click(); setTimeout(click, wait, 2 * wait); };
 click(100);

@@ -1,4 +1,6 @@
-"""``may_replay``: who gets a stored response, at every entry point, and what a refusal leaves as it was."""
+"""``may_replay``: who gets a stored response, at every entry point, and what a refusal
+leaves as it was.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import StoredRecord, StoredResponse
 from django_idempotency.values.policy import Policy
 from tests.support.callers import heard, is_replay
-from tests.support.pages import FENCE, section
+from tests.support.pages import FENCE, text
 from tests.support.views import Runs, api_class, code
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -105,7 +107,9 @@ def is_refused(response):
 
 
 def holds(send, runs):
-    """The response is stored; a caller who may not see it is told so, and one who may gets it."""
+    """The response is stored; a caller who may not see it is told so, and one who may
+    gets it.
+    """
     first = send()
     assert first.content == b"run 1", "the first caller is not asked for"
     before = IdempotencyRecord.objects.values_list(
@@ -137,7 +141,7 @@ def test_the_middleware_asks_before_a_replay(call, make, send, may_replay, setti
     holds(partial(getattr(call, send), make(runs)), runs)
 
 
-def test_only_a_caller_who_would_get_a_response_is_asked_for(call):
+def test_may_replay_is_called_only_for_a_caller_who_would_get_a_response(call):
     asked = Asked()
     statuses = iter([503, 201])
     view = idempotent(may_replay=asked)(
@@ -181,7 +185,7 @@ def test_rest_framework_asks_with_its_own_request(call):
     [None, 0, 1, "yes", object(), {"payments.view"}],
     ids=["None", "0", "1", "yes", "object", "set"],
 )
-def test_anything_but_true_is_no(call, answer):
+def test_anything_but_true_refuses(call, answer):
     view = idempotent(may_replay=lambda request, record: answer)(Runs().view)
     call(view)
     assert is_refused(call(view))
@@ -230,12 +234,10 @@ def test_a_refusal_is_counted_as_one(call):
 
 @pytest.fixture
 def recipe():
-    """The names that the page's code defines."""
-    (block,) = [
-        text for _language, text in FENCE.findall(section("replays.md", "Recipe"))
-    ]
+    """The callable that the page shows, for a permission that there is here."""
+    ((_language, block),) = FENCE.findall(text("replays.md"))
     names = {}
-    exec(block, names)
+    exec(block.replace("shop.view_payment", "testproject.view_ledgerentry"), names)
     return names
 
 

@@ -1,4 +1,6 @@
-"""``IdempotencyMiddleware`` covers views that have no entry point, inside whatever checks who may call them."""
+"""``IdempotencyMiddleware`` covers views that have no entry point, inside whatever
+checks who may call them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from functools import partial, wraps
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth.decorators import (
     login_required,
@@ -83,9 +86,11 @@ NEEDS_LOGIN = {
     "async login_required": lambda runs: login_required(runs.aview),
     "LoginRequiredMixin": lambda runs: viewed(runs, LoginRequiredMixin),
     "around as_view": lambda runs: login_required(viewed(runs)),
-    "method_decorator on dispatch": lambda runs: method_decorator(
-        login_required, name="dispatch"
-    )(class_with(Order, runs)).as_view(),
+    "method_decorator on dispatch": (
+        lambda runs: method_decorator(login_required, name="dispatch")(
+            class_with(Order, runs)
+        ).as_view()
+    ),
 }
 NEEDS_PERMISSION = {
     "permission_required": lambda runs: permission_required(PERMISSION)(runs.view),
@@ -124,7 +129,7 @@ def test_the_middleware_covers_a_view_under_wsgi_and_asgi(call, permission, make
 
 @pytest.mark.parametrize("send", ["__call__", "asgi"])
 @pytest.mark.parametrize("guard", GUARDED)
-def test_a_replay_reaches_nobody_whom_the_view_would_not_let_in_now(
+def test_a_replay_is_withheld_from_callers_the_view_would_refuse_now(
     call, alice, permission, guard, send
 ):
     view = GUARDED[guard](Runs())
@@ -182,9 +187,11 @@ class Exempt(Order):
 EXEMPT = {
     "function": lambda runs: idempotency_exempt(lambda request: runs.view(request)),
     "class": lambda runs: idempotency_exempt(class_with(Order, runs)).as_view(),
-    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(
-        class_with(Order, runs)
-    ).as_view(),
+    "dispatch": (
+        lambda runs: method_decorator(idempotency_exempt, name="dispatch")(
+            class_with(Order, runs)
+        ).as_view()
+    ),
     "method": lambda runs: class_with(Exempt, runs).as_view(),
     "decorated": lambda runs: timed("a")(idempotency_exempt(viewed(runs))),
 }
@@ -202,7 +209,7 @@ def test_another_method_of_the_class_is_covered(call):
     assert [call(view, method="PUT").content for _ in range(2)] == [b"run 1", b"run 1"]
 
 
-def test_an_exempt_path_is_left_alone_and_no_other(call, settings):
+def test_exactly_the_exempt_path_is_left_alone(call, settings):
     settings.IDEMPOTENCY = {"EXEMPT_PATHS": [r"^/view/\d+/$", "^/hooks/"]}
     runs = Runs()
     assert [call(runs.view, path="/view/7/").content for _ in range(2)] == [
@@ -265,11 +272,12 @@ class Steps(Order):
 @pytest.mark.parametrize(
     "entry_point", [lambda view: view, idempotent], ids=["middleware", "decorator"]
 )
-def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
+def test_a_class_may_change_its_arguments(call, settings, entry_point):
     runs = Runs()
     view = entry_point(class_with(Steps, runs).as_view([(0, "cart")]))
     assert [call(view).content for _ in range(2)] == [b"{0: 'CART'} 1"] * 2
-    settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
+    if apps.is_installed("django_idempotency.contrib.dashboard"):
+        settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
     assert call(view, key=None).content == b"{0: 'CART'} 2"
 
 
@@ -296,16 +304,17 @@ class Entries(admin.ModelAdmin):
         return HttpResponse("closed")
 
 
-def test_the_middleware_requires_no_key_of_the_admin(anna, settings):
+def test_the_middleware_does_not_require_a_key_of_the_admin(anna, settings):
     site = admin.AdminSite()
     site.register(LedgerEntry, Entries)
     settings.ROOT_URLCONF = (path("admin/", site.urls),)
     login = anna.post(
         "/admin/login/", {"username": "anna", "password": "secret", "next": "/admin/"}
     )
-    assert (login.status_code, login["Location"]) == (302, "/admin/"), (
-        "signed in already, and again"
-    )
+    assert (login.status_code, login["Location"]) == (
+        302,
+        "/admin/",
+    ), "signed in already, and again"
     entry = {
         "kind": "deposit",
         "user": login.wsgi_request.user.pk,

@@ -1,4 +1,6 @@
-"""Wrong use is refused at class creation, at decoration or by a check, with what to write instead."""
+"""Wrong use is refused at class creation, at decoration or by a check, with what to
+write instead.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_the_mixin_after_apiview_is_refused_at_class_creation():
 def test_the_mixin_on_a_plain_view_is_refused_at_class_creation(bases):
     with refused(
         ImproperlyConfigured,
-        match="Charge is not one of REST framework's views: put @idempotent on the class",
+        match=(
+            "Charge is not one of REST framework's views: put @idempotent on the class"
+        ),
     ):
         type("Charge", bases, {})
 
@@ -143,7 +147,9 @@ def test_a_second_entry_point_is_refused_where_it_is_written(make):
 
 
 def test_an_async_handler_of_rest_framework_is_refused(db):
-    """REST framework has none, but packages that add them do: the entry point would end before the handler began."""
+    """REST framework has none, but packages that add them do: the entry point would end
+    before the handler began.
+    """
 
     class Charge(IdempotentMixin, APIView):
         idempotency_policy = Policy(scope="public")

@@ -1,4 +1,6 @@
-"""A protected view that calls another: the same record passes through, another record has an entry point of its own."""
+"""A protected view that calls another: the same record passes through, another record
+has an entry point of its own.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def test_for_another_record_it_has_an_entry_point_of_its_own():
     assert runs.contexts[0].scope == "custom:another"
 
 
-def test_a_refusal_of_ours_is_never_the_stored_response():
+def test_a_refusal_inside_is_never_the_stored_response():
     """The inner operation runs elsewhere; the outer one has not been done then."""
     policy = Policy(scope=lambda request: "another", mode="lease")
     engine.claim(replace(operation(), scope="custom:another"), policy)

@@ -1,4 +1,6 @@
-"""``admit`` and the limits of each scope: a new key may be refused, and a known one never is."""
+"""``admit`` and the limits of each scope: a new key may be refused, and a known one
+never is.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def test_the_middleware_asks_before_a_new_key(call, make, send, admit, settings)
     holds(functools.partial(getattr(call, send), make(runs)), runs)
 
 
-def test_messages_are_not_asked_for(settings):
+def test_admit_is_not_called_for_messages(settings):
     settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.nobody"}
     messages = [Message("queue", id, b"{}") for id in ("a", "b", "a")]
     told = [
@@ -179,7 +181,7 @@ def test_a_key_that_was_released_or_has_expired_is_new():
 
 @pays
 @pytest.mark.parametrize("answer", [False, True])
-def test_a_key_that_becomes_known_while_it_is_asked_for_is_not_refused(answer):
+def test_a_key_that_becomes_known_during_admit_is_not_refused(answer):
     """Another request with it is done by the time that the answer comes."""
 
     def admit(operation):
@@ -216,7 +218,7 @@ def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
 
 
 @pays
-def test_concurrent_callers_get_no_more_new_keys_than_max_new_keys(counts):
+def test_concurrent_callers_share_max_new_keys(counts):
     callers, most = 8, 3
     limited = entry_point(Runs().view, admit=Limits(new_keys=most), mode="lease")
     statuses = sorted(

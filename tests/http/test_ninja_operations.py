@@ -1,4 +1,6 @@
-"""``@idempotent`` inside Django Ninja's operations: after Ninja's own checks, around what it makes of a result."""
+"""``@idempotent`` inside Django Ninja's operations: after Ninja's own checks, around
+what it makes of a result.
+"""
 
 from __future__ import annotations
 
@@ -267,9 +269,7 @@ def test_the_middleware_leaves_an_exempt_operation_alone(api, post):
 
 
 @pytest.mark.parametrize("method", ["get", "put"])
-def test_a_stream_beside_an_operation_is_no_obstacle_to_the_middleware(
-    api, post, method
-):
+def test_the_middleware_allows_a_stream_beside_an_operation(api, post, method):
     @getattr(api, method)("/pay", response=JSONL[Paid])
     def payments(request) -> Iterator[Paid]:
         yield Paid(amount=1, entry="")
@@ -334,8 +334,10 @@ def test_an_entry_point_elsewhere_than_below_the_operation_is_refused(
         decorate(api, decorator, pay_once())
 
 
-def test_a_form_is_no_operation(api):
-    """Callers who are not logged in would share the scope of forms, with keys of their own."""
+def test_a_form_is_not_an_operation_of_the_schema(api):
+    """Callers who are not logged in would share the scope of forms, with keys of their
+    own.
+    """
     with pytest.raises(ImproperlyConfigured, match="Use @idempotent"):
         api.post("/pay")(idempotent_form(pay_once()))
 

@@ -14,7 +14,7 @@ from django_idempotency.maintenance.decisions import marked_failed
 from django_idempotency.values import exceptions as errors
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold
-from django_idempotency.values.policy import Keys
+from django_idempotency.values.policy import Key
 from django_idempotency.values.problems import MARKED_FAILED, problem
 from tests.support.views import Runs
 
@@ -49,7 +49,9 @@ def members(response):
     "refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__
 )
 def test_a_problem_says_what_it_is_and_when_to_come_back(settings, refusal):
-    """What it lets a client do, the page on errors says, which tests/unit/test_docs.py compares."""
+    """What it lets a client do, the page on errors says, which tests/unit/test_docs.py
+    compares.
+    """
     settings.IDEMPOTENCY = {"PROBLEM_TYPE_BASE_URL": BASE}
     stated = problem(refusal)
     response = problem_response(stated)
@@ -71,6 +73,17 @@ def test_a_problem_says_what_it_is_and_when_to_come_back(settings, refusal):
     assert sent == {"type": BASE + stated.code, **given}
 
 
+def test_without_an_address_a_problem_has_the_title_of_http(settings):
+    """RFC 9457 section 4.2.1."""
+    settings.IDEMPOTENCY = {"PROBLEM_TYPE_BASE_URL": None}
+    stated = problem(InFlight(1))
+    response = problem_response(stated)
+    assert "Link" not in response.headers
+    sent = members(response)
+    assert (sent["type"], sent["title"]) == ("about:blank", "Conflict")
+    assert sent["detail"] == f"{stated.title} {stated.detail}"
+
+
 def in_german(make):
     with translation.override("de"):
         return make()
@@ -79,7 +92,10 @@ def in_german(make):
 @pytest.mark.parametrize(
     "refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__
 )
-def test_only_what_is_for_people_changes_with_the_language(refusal, monkeypatch):
+def test_only_what_is_for_people_changes_with_the_language(
+    refusal, monkeypatch, settings
+):
+    settings.IDEMPOTENCY = {"PROBLEM_TYPE_BASE_URL": BASE}
     monkeypatch.setattr("random.randint", lambda low, high: low)  # of Retry-After
     english = problem_response(problem(refusal))
     german = in_german(lambda: problem_response(problem(refusal)))
@@ -96,6 +112,7 @@ def test_a_problem_is_in_the_language_that_the_client_accepts(call, settings):
         *settings.MIDDLEWARE,
         "django.middleware.locale.LocaleMiddleware",
     ]
+    settings.IDEMPOTENCY = {"PROBLEM_TYPE_BASE_URL": BASE}
     needed = idempotent(required=True)(Runs().view)
     german, english = (
         members(call(needed, key=None, headers={"Accept-Language": each}))
@@ -146,10 +163,10 @@ def test_an_expired_session_keeps_its_key(call):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_new_key_is_offered_only_for_a_key_that_no_record_can_have(
+def test_a_new_key_is_offered_only_for_a_key_that_can_not_be_recorded(
     call, retry, name, is_safe
 ):
-    view = idempotent(keys=Keys(strict=True))(Runs().view)
+    view = idempotent(key=Key(strict=True))(Runs().view)
     assert call(view, key='"k"').status_code == 200
     told = members(call(view, **retry))
     assert (told["code"], told["safe_new_key"]) == (f"idempotency_key_{name}", is_safe)

@@ -90,7 +90,7 @@ def test_a_body_of_exactly_the_limit_is_stored(call):
     assert [call(view).content for _ in range(2)] == [b"four"] * 2
 
 
-def test_a_template_error_stores_no_response(call):
+def test_the_response_of_a_template_error_is_not_stored(call):
     call.client.raise_request_exception = False
     broken = engines["django"].from_string("{% include missing %}")
     runs = Runs(lambda request: TemplateResponse(request, broken, {}))
@@ -102,7 +102,7 @@ def test_a_template_error_stores_no_response(call):
 @pytest.mark.parametrize(
     "odd", [{"headers": {"X Odd": "1"}}, {"headers": {"X-Odd:": "1"}}], ids=str
 )
-def test_a_header_that_no_server_sends_costs_no_replay(transactional_db, odd):
+def test_a_header_that_servers_refuse_does_not_break_a_replay(transactional_db, odd):
     submit = entry_point(lambda request: HttpResponse("x", status=201, **odd))
     submit()
     again = submit()
@@ -166,7 +166,7 @@ def test_a_view_can_have_other_statuses_released_or_retried():
     )
 
 
-def test_an_error_that_is_nobodys_response_is_raised():
+def test_an_error_without_a_problem_response_is_raised():
     with pytest.raises(DigestCollision):
         problem(DigestCollision())
 

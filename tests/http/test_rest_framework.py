@@ -1,4 +1,6 @@
-"""Django REST framework's views of every kind with ``IdempotentMixin``, behind the middleware, and decorated."""
+"""Django REST framework's views of every kind with ``IdempotentMixin``, behind the
+middleware, and decorated.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView, exception_handler
 
+from django_idempotency.http.key_sources import missing
 from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.rest_framework import IdempotencyProblem, IdempotentMixin
 from django_idempotency.stores import store_for
 from django_idempotency.values.exceptions import (
-    MissingKey,
     StoreUnavailable,
     TerminalFailure,
 )
@@ -102,20 +104,43 @@ def answering(make=None, base=Protected, **attributes):
     return runs, type("Answering", (base,), {"runs": runs} | attributes).as_view()
 
 
+def counting(**attributes):
+    """A view that answers how often it has run."""
+    runs, view = answering(lambda request: Response({"run": runs.count}), **attributes)
+    return view
+
+
+def assert_runs_once(send):
+    answers = [send() for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"run": 1}] * 2
+    assert is_replay(answers[1])
+
+
+def multipart(**fields):
+    return {
+        "data": encode_multipart("b", fields),
+        "content_type": "multipart/form-data; boundary=b",
+    }
+
+
 PAYLOAD = {"amount": 5, "currency": "EUR", "reference": "r"}
 VIEWS = {
-    "APIView": lambda runs, mixed: type(
-        "View", (*mixed, Plain), {"runs": runs}
-    ).as_view(),
-    "generic view": lambda runs, mixed: type(
-        "View", (*mixed, Generic), {"runs": runs}
-    ).as_view(),
-    "viewset": lambda runs, mixed: type(
-        "View", (*mixed, Entries), {"runs": runs}
-    ).as_view({"post": "create"}),
-    "action": lambda runs, mixed: type(
-        "View", (*mixed, Entries), {"runs": runs}
-    ).as_view({"post": "settle"}, **Entries.settle.kwargs if mixed else {}),
+    "APIView": (
+        lambda runs, mixed: type("View", (*mixed, Plain), {"runs": runs}).as_view()
+    ),
+    "generic view": (
+        lambda runs, mixed: type("View", (*mixed, Generic), {"runs": runs}).as_view()
+    ),
+    "viewset": (
+        lambda runs, mixed: type("View", (*mixed, Entries), {"runs": runs}).as_view(
+            {"post": "create"}
+        )
+    ),
+    "action": (
+        lambda runs, mixed: type("View", (*mixed, Entries), {"runs": runs}).as_view(
+            {"post": "settle"}, **Entries.settle.kwargs if mixed else {}
+        )
+    ),
 }
 
 
@@ -172,11 +197,13 @@ class Exempt(Entries):
 
 
 EXEMPT = {
-    "class": lambda runs: idempotency_exempt(
-        type("View", (Plain,), {"runs": runs})
-    ).as_view(),
-    "action": lambda runs: type("View", (Exempt,), {"runs": runs}).as_view(
-        {"post": "create"}
+    "class": (
+        lambda runs: idempotency_exempt(
+            type("View", (Plain,), {"runs": runs})
+        ).as_view()
+    ),
+    "action": (
+        lambda runs: type("View", (Exempt,), {"runs": runs}).as_view({"post": "create"})
     ),
     "above api_view": lambda runs: idempotency_exempt(
         api_view(["POST"])(lambda request: runs.view(request))
@@ -230,7 +257,7 @@ def test_a_problem_is_problem_json_with_the_default_handler(call):
         400,
         "application/problem+json",
     )
-    assert response.json() == problem(MissingKey()).members(None)
+    assert response.json() == problem(missing(Policy())).members(None)
     assert (response.json()["type"], "Link" in response.headers) == (
         "about:blank",
         False,
@@ -474,23 +501,14 @@ def test_a_form_is_parsed_by_the_views_own_parsers_with_a_key_too(call, alice):
         def post(self, request):
             return Response(dict(request.data))
 
-    form = {
-        "data": encode_multipart("b", {"a": "1"}),
-        "content_type": "multipart/form-data; boundary=b",
-    }
+    form = multipart(a="1")
     assert call(OnlyJSON.as_view(), key=None, **form).status_code == 415
     assert call(OnlyJSON.as_view(), key="k", **form).status_code == 415
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_view_that_needs_no_data_takes_a_form_that_it_can_not_parse(call):
-    runs, view = answering(
-        lambda request: Response({"run": runs.count}), parser_classes=[JSONParser]
-    )
-    form = {
-        "data": encode_multipart("b", {"a": "1"}),
-        "content_type": "multipart/form-data; boundary=b",
-    }
+def test_a_view_that_ignores_its_data_takes_a_form_that_it_can_not_parse(call):
+    view, form = counting(parser_classes=[JSONParser]), multipart(a="1")
     assert call(view, key=None, **form).json() == {"run": 1}
     assert [call(view, **form).json() for _ in range(2)] == [{"run": 2}] * 2
 
@@ -510,20 +528,12 @@ class ReadsData(permissions.BasePermission):
 
 
 def test_a_permission_may_read_the_data(call):
-    runs, view = answering(
-        lambda request: Response({"run": runs.count}),
-        parser_classes=[FromStream],
-        permission_classes=[ReadsData],
-    )
-    answers = [call(view, PAYLOAD) for _ in range(2)]
-    assert ([answer.json() for answer in answers], is_replay(answers[1])) == (
-        [{"run": 1}] * 2,
-        True,
-    )
+    view = counting(parser_classes=[FromStream], permission_classes=[ReadsData])
+    assert_runs_once(lambda: call(view, PAYLOAD))
     assert code(call(view, PAYLOAD | {"amount": 6})) == "idempotency_key_reused"
 
 
-def test_a_stream_that_a_middleware_has_read_is_no_obstacle_to_a_caller_without_a_scope():
+def test_a_caller_without_a_scope_may_have_its_stream_read_by_a_middleware():
     ignoring = {
         "idempotency_policy": Policy(anonymous="ignore"),
         "permission_classes": [],
@@ -547,26 +557,15 @@ class Nested(MultiPartParser):
 
 
 def test_a_parser_may_make_objects_of_a_form(call):
-    runs, view = answering(
-        lambda request: Response({"run": runs.count}), parser_classes=[Nested]
-    )
+    view = counting(parser_classes=[Nested])
 
-    def send(**fields):
-        body = encode_multipart(
-            "b", {"item": "pen", "picture": SimpleUploadedFile("a.png", b"a"), **fields}
-        )
-        return call(view, data=body, content_type="multipart/form-data; boundary=b")
+    def send(item="pen", content=b"a"):
+        picture = SimpleUploadedFile("a.png", content)
+        return call(view, **multipart(item=item, picture=picture))
 
-    answers = [send() for _ in range(2)]
-    assert ([answer.json() for answer in answers], is_replay(answers[1])) == (
-        [{"run": 1}] * 2,
-        True,
-    )
-    assert code(send(item="ink")) == "idempotency_key_reused"
-    assert (
-        code(send(picture=SimpleUploadedFile("a.png", b"b")))
-        == "idempotency_key_reused"
-    )
+    assert_runs_once(send)
+    for other in (send("ink"), send(content=b"b")):
+        assert code(other) == "idempotency_key_reused"
 
 
 leased = idempotent(mode="lease")

@@ -1,4 +1,6 @@
-"""Whose key it is where the policy states no scope: users with and without a model or a primary key, and tenants."""
+"""Whose key it is where the policy states no scope: users with and without a model or a
+primary key, and tenants.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from django.utils.functional import SimpleLazyObject
 from django_idempotency.http.placement import idempotent
 from django_idempotency.http.requests import identify
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.values import scopes
 from django_idempotency.values.policy import Fingerprint, Policy
 from django_idempotency.values.scopes import user_scope
 from tests.support.aliases import another_alias
@@ -61,9 +64,12 @@ def tenant(monkeypatch):
     """Have a database's connection be in a tenant's schema, as django-tenants does."""
 
     def enter(schema, using="default"):
+        scopes.has_schemas.cache_clear()
         monkeypatch.setattr(connections[using], "schema_name", schema, raising=False)
 
-    return enter
+    yield enter
+    monkeypatch.undo()
+    scopes.has_schemas.cache_clear()
 
 
 def test_the_same_user_of_another_tenant_is_another_scope(tenant):
@@ -73,7 +79,7 @@ def test_the_same_user_of_another_tenant_is_another_scope(tenant):
     assert user_scope(User(pk=7), "default") == "a%2Fauth.user%3A7/auth.user:7"
 
 
-def test_a_connection_whose_tenant_is_not_set_has_no_scope(tenant):
+def test_a_connection_whose_tenant_is_not_set_is_without_a_scope(tenant):
     tenant(None)
     with pytest.raises(ImproperlyConfigured, match="no schema is set"):
         user_scope(User(pk=7), "default")
@@ -164,7 +170,7 @@ def test_the_same_key_for_another_account_is_a_mismatch(call):
     assert is_replay(send(**{"stripe-account": "acct_1", "X-Other": "1"}))
 
 
-def test_headers_that_count_keep_apart():
+def test_compared_headers_do_not_run_together():
     """What one ends with is not what the next begins with."""
     policy = Policy(fingerprint=Fingerprint(headers=["A", "B"]))
 
@@ -188,6 +194,6 @@ def test_headers_that_count_keep_apart():
 
 
 @pytest.mark.parametrize("wrong", ["Stripe-Account", ["X\r\nY"], [""], [7]])
-def test_names_that_no_header_has_are_refused(wrong):
+def test_names_unfit_for_a_header_are_refused(wrong):
     with pytest.raises(ImproperlyConfigured, match=r"Fingerprint\.headers"):
         Policy(fingerprint=Fingerprint(headers=wrong))

@@ -1,4 +1,6 @@
-"""The main job on real input: Stripe's own client, which makes keys and retries by itself, pays once."""
+"""The main job on real input: Stripe's own client, which makes keys and retries by
+itself, pays once.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def alice(server, http):
         "sk_test_alice",
         base_addresses={"api": server.url},
         http_client=http,
-        max_network_retries=5,
+        max_network_retries=10,
     )
 
 
@@ -46,12 +48,12 @@ def simulated(**faults):
     return {"headers": {"X-Simulate": json.dumps(faults)}}
 
 
-def test_a_charge_is_created_under_a_key_of_the_clients_own_making(alice, http, server):
+def test_a_charge_is_created_under_a_key_that_the_client_made(alice, http, server):
     reference = str(uuid.uuid4())
     created = alice.v1.charges.create(charge(reference))
     assert (created.object, created.amount) == ("charge", 500)
     assert server.ledger(reference) == 1
-    (key,) = http.keys
+    (key,) = set(http.keys)  # a slow server may make the client try again
     assert key
 
 
@@ -72,12 +74,10 @@ def test_a_client_that_times_out_and_retries_pays_once(alice, http, server):
 def test_a_reused_key_is_an_idempotency_error_for_stripe(alice, server):
     reference = str(uuid.uuid4())
     alice.v1.charges.create(charge(reference), {"idempotency_key": reference})
-    with pytest.raises(
-        stripe.APIError
-    ) as refused:  # the client takes a 422, which Stripe does not send, for any error
+    with pytest.raises(stripe.IdempotencyError) as refused:
         alice.v1.charges.create(
             charge(reference, amount=900), {"idempotency_key": reference}
         )
-    assert refused.value.http_status == 422
+    assert refused.value.http_status == 400
     assert refused.value.error.type == "idempotency_error"
     assert server.ledger(reference) == 1

@@ -1,4 +1,6 @@
-"""Transactions around views with an entry point: Django's, the view's own, and none where the view wants none."""
+"""Transactions around views with an entry point: Django's, the view's own, and none
+where the view wants none.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +68,13 @@ NON_ATOMIC = {
     "above": lambda **policy: transaction.non_atomic_requests(
         idempotent(**policy)(new())
     ),
-    "class": lambda **policy: idempotent(**policy)(
-        method_decorator(transaction.non_atomic_requests, name="dispatch")(
-            type("Told", (View,), {"post": lambda self, request: told(request)})
-        )
-    ).as_view(),
+    "class": (
+        lambda **policy: idempotent(**policy)(
+            method_decorator(transaction.non_atomic_requests, name="dispatch")(
+                type("Told", (View,), {"post": lambda self, request: told(request)})
+            )
+        ).as_view()
+    ),
     "around as_view": lambda **policy: idempotent(**policy)(
         transaction.non_atomic_requests(
             type(
@@ -78,9 +82,11 @@ NON_ATOMIC = {
             ).as_view()
         )
     ),
-    "REST framework": lambda **policy: idempotent(**policy)(
-        method_decorator(transaction.non_atomic_requests, name="dispatch")(drf())
-    ).as_view(),
+    "REST framework": (
+        lambda **policy: idempotent(**policy)(
+            method_decorator(transaction.non_atomic_requests, name="dispatch")(drf())
+        ).as_view()
+    ),
     "REST framework, around as_view": lambda **policy: idempotent(**policy)(
         transaction.non_atomic_requests(drf().as_view())
     ),
@@ -106,7 +112,7 @@ def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests):
 @pytest.mark.drf
 @of_each_way
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_a_view_that_wants_no_transaction_has_none_without_a_key(
+def test_a_non_atomic_view_stays_without_a_transaction_if_a_key_is_absent(
     atomic_requests, make, mode
 ):
     assert b"in none" in rendered(ask(make(scope=SCOPE, mode=mode), None))
@@ -114,7 +120,9 @@ def test_a_view_that_wants_no_transaction_has_none_without_a_key(
 
 @pytest.mark.drf
 @of_each_way
-def test_a_view_that_wants_no_transaction_has_none_in_lease_mode(atomic_requests, make):
+def test_a_non_atomic_view_stays_without_a_transaction_in_lease_mode(
+    atomic_requests, make
+):
     assert b"in none" in rendered(ask(make(scope=SCOPE, mode="lease")))
 
 
@@ -158,12 +166,16 @@ OWN_TRANSACTION = {
     "called": lambda: transaction.atomic()(paying),
     "decorators around": lambda: csrf_exempt(transaction.atomic(require_POST(paying))),
     "around as_view": lambda: transaction.atomic(Paying.as_view()),
-    "dispatch": lambda: method_decorator(transaction.atomic, name="dispatch")(
-        type("Own", (Paying,), {})
-    ).as_view(),
-    "method": lambda: method_decorator(transaction.atomic, name="post")(
-        type("Own", (Paying,), {})
-    ).as_view(),
+    "dispatch": (
+        lambda: method_decorator(transaction.atomic, name="dispatch")(
+            type("Own", (Paying,), {})
+        ).as_view()
+    ),
+    "method": (
+        lambda: method_decorator(transaction.atomic, name="post")(
+            type("Own", (Paying,), {})
+        ).as_view()
+    ),
 }
 
 
@@ -201,7 +213,7 @@ def test_a_durable_block_in_a_keyed_view_is_refused():
     assert (effects(), record().status) == (0, "failed")
 
 
-def test_an_error_of_the_views_own_gets_no_note():
+def test_an_error_of_the_views_own_is_left_without_a_note():
     def view(request):
         raise RuntimeError("asked for")
 

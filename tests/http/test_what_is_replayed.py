@@ -1,4 +1,6 @@
-"""What of a response is kept for replays and from caches, what an operator may give, and what damage replays."""
+"""What of a response is kept for replays and from caches, what an operator may give,
+and what damage replays.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("headers", KINDS, ids=str)
-def test_a_response_given_by_hand_is_no_page(failed, headers):
+def test_a_response_given_by_hand_is_not_a_page(failed, headers):
     with pytest.raises(ValueError, match="RESOLVE_CONTENT_TYPES"):
         resolve(failed[0], StoredResponse(200, headers, b"<script>"))
     assert IdempotencyRecord.objects.get().response_status is None
@@ -168,7 +170,7 @@ def damage(headers):
 
 
 @pytest.mark.parametrize("headers", DAMAGED, ids=json.dumps)
-def test_headers_that_are_none_replay_as_not_stored(call, headers):
+def test_damaged_headers_replay_as_not_stored(call, headers):
     runs = Runs(lambda request: HttpResponse("x", status=201))
     view = idempotent(store_cookies=True)(runs.view)
     call(view)

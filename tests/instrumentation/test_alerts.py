@@ -1,7 +1,8 @@
-"""The alert rules and the Grafana dashboard: each alert fires when it should, and only then.
+"""The alert rules and the Grafana dashboard: each alert fires when it should, and only
+then.
 
-``promtool`` evaluates the rules over series by minute. One process of it runs many tests. The game day evaluates the
-same rules, with only their times changed.
+``promtool`` evaluates the rules over series by minute. One process of it runs many
+tests. The game day evaluates the same rules, with only their times changed.
 """
 
 from __future__ import annotations
@@ -69,16 +70,31 @@ def test_prometheus_takes_every_expression_of_the_dashboard(tmp_path):
 
 FIGURE = '{database="a"}'
 LABELLED = '{entry_point="mixin",view="shop.views.Pay"}'
-UP = "idempotency_table_up" + FIGURE
+UP, PARTITIONS_UP, OUTBOX_UP, STEPS_UP, OPERATIONS_UP = ALL_UP = [
+    f'idempotency_table_up{{database="a",figures="{name}"}}'
+    for name in ("records", "partitions", "outbox", "steps", "operations")
+]
 CLAIMED = "idempotency_key_claimed_total" + LABELLED
 REPLAYED = "idempotency_response_replayed_total" + LABELLED
 FAILED = "idempotency_store_failed_total" + LABELLED
 TAKEN_OVER = "idempotency_key_taken_over_total" + LABELLED
+UNPROTECTED = (
+    'idempotency_request_unprotected_total{entry_point="middleware",'
+    'view="shop.views.Pay",reason="no_scope"}'
+)
 STALE = "idempotency_stale_write_rejected_total" + LABELLED
 
 
 def rejected(reason):
-    return f'idempotency_request_rejected_total{{entry_point="mixin",view="shop.views.Pay",reason="{reason}"}}'
+    labels = f'entry_point="mixin",view="shop.views.Pay",reason="{reason}"'
+    return f"idempotency_request_rejected_total{{{labels}}}"
+
+
+def held(reason):
+    return f'idempotency_steps_on_hold{{database="a",step="fax",reason="{reason}"}}'
+
+
+UNFINISHED = 'idempotency_steps_unfinished_age_seconds{database="a",step="fax"}'
 
 
 def pending(percentile):
@@ -88,6 +104,7 @@ def pending(percentile):
 # What makes each alert fire: series, by minute, for two hours.
 FIRES = {
     "IdempotencyStoreFailing": {FAILED: "0+5x120"},
+    "IdempotencyRequestsUnprotected": {UNPROTECTED: "0x60 1x60"},
     "IdempotencyManyReplays": {REPLAYED: "0+10x120", CLAIMED: "0+100x120"},
     "IdempotencyManyConflicts": {
         rejected("in_flight"): "0+20x120",
@@ -113,13 +130,19 @@ FIRES = {
     },
     "IdempotencyTableFiguresMissing": {
         UP: "0x120",
-        'idempotency_table_up{database="b"}': "1x120",
+        OUTBOX_UP: "1x120",
     },
     "IdempotencyMetricsMissing": {UP: "1x50"},
+    "IdempotencyStepsUnfinished": {UNFINISHED: "90000x120"},
+    "IdempotencyStepsDrifted": {held("code_changed"): "1x120"},
+    "IdempotencyStepOutcomeUnknown": {held("outcome_unknown"): "2x120"},
     "IdempotencyOutboxNoRelay": {
         'idempotency_outbox_relays{publisher="a"}': "0x120",
         'idempotency_outbox_pending{publisher="a"}': "5x120",
         'idempotency_outbox_relays{publisher="b"}': "1x120",
+    },
+    "IdempotencyOperationsWaiting": {
+        'idempotency_operations_age_seconds{operation="o"}': "7200x120"
     },
     "IdempotencyOutboxDelayed": {
         'idempotency_outbox_age_seconds{publisher="a"}': "900x120"
@@ -132,14 +155,18 @@ ON_FIGURES = {
         "IdempotencyPendingTooLong",
         "IdempotencyCleanupLagging",
         "IdempotencyPartitionsRunningOut",
+        "IdempotencyOperationsWaiting",
     ),
+    *(name for name in FIRES if "Step" in name),
 }
 OUTBOX = {name for name in FIRES if "Outbox" in name}
 WELL = {
     CLAIMED: "0+1000x120",
     REPLAYED: "0+2x120",
-    UP: "1x120",
+    **dict.fromkeys(ALL_UP, "1x120"),
     pending(100): "200x120",
+    UNFINISHED: "4000x120",
+    held("result_unreadable"): "1x120",
     "idempotency_partitions_ahead_seconds" + FIGURE: "600000x120",
     **dict.fromkeys(
         (
@@ -152,7 +179,9 @@ WELL = {
         f'idempotency_outbox_{name}{{publisher="a"}}': "0x120"
         for name in ("relays", "pending", "dead", "age_seconds")
     },
-    **dict.fromkeys((FAILED, STALE, TAKEN_OVER, *map(rejected, Rejection)), "0x120"),
+    **dict.fromkeys(
+        (FAILED, STALE, TAKEN_OVER, UNPROTECTED, *map(rejected, Rejection)), "0x120"
+    ),
 }
 
 
@@ -169,9 +198,12 @@ def healed(series):
     }
 
 
-SICK = {UP: "1x40 0x80"}
+SICK = dict.fromkeys(ALL_UP, "1x40 0x80")
+# One busy view hides what happens in another.
+BUSY = CLAIMED.replace("shop.views.Pay", "shop.views.Busy")
 CALM = WELL | {CLAIMED: "0+2x120", REPLAYED: "0x120"}
-# Callers met a store that was away; their retries are replays, conflicts and takeovers in the minute after it.
+# Callers met a store that was away; their retries are replays, conflicts and takeovers
+# in the minute after it.
 AFTER_AN_OUTAGE = (
     FAILED,
     TAKEN_OVER,
@@ -195,7 +227,11 @@ CASES = {
     },
     "the first event of a process": {
         alert: (dict.fromkeys(FIRES[alert], "_x60 1x60"), [alert])
-        for alert in ("IdempotencyStaleWrites", "IdempotencyKeysOnHoldRetried")
+        for alert in (
+            "IdempotencyRequestsUnprotected",
+            "IdempotencyStaleWrites",
+            "IdempotencyKeysOnHoldRetried",
+        )
     },
     "what happened once": {
         "one 422 among 40": (CALM | {rejected("key_reused"): "0x40 1x80"}, []),
@@ -219,7 +255,25 @@ CASES = {
             ending(FIRES[alert], 40) | SICK,
             [alert, "IdempotencyTableFiguresMissing"],
         )
-        for alert in ON_FIGURES
+        for alert in ON_FIGURES | OUTBOX
+    },
+    "only the figures of the outbox fail": {
+        "outbox": (
+            WELL | {OUTBOX_UP: "1x40 0x80"},
+            ["IdempotencyTableFiguresMissing"],
+        )
+    },
+    "a view with more conflicts than claims": {
+        "beside a busy one": (
+            WELL
+            | {
+                BUSY: "0+5000x120",
+                CLAIMED: "0+2x120",
+                rejected("in_flight"): "0+60x120",
+            }
+            | {REPLAYED: "0x120"},
+            ["IdempotencyManyConflicts"],
+        )
     },
     "figures that are well again": {
         alert: (healed(FIRES[alert]) | {UP: "1x120"}, []) for alert in ON_FIGURES
@@ -238,7 +292,9 @@ def of_target(series):
 
 
 def firing(name, series, expected):
-    """A test: exactly ``expected`` alerts fire after an hour and five minutes, with the labels of their target."""
+    """A test: exactly ``expected`` alerts fire after an hour and five minutes, with the
+    labels of their target.
+    """
     labels = [
         {"alertname": alert, **TARGET}
         | ({"instance": ""} if alert == "IdempotencyMetricsMissing" else {})
@@ -257,7 +313,10 @@ def firing(name, series, expected):
         ],
         "promql_expr_test": [
             {
-                "expr": 'count by (alertname, job, instance, environment) (ALERTS{alertstate="firing"})',
+                "expr": (
+                    "count by (alertname, job, instance, environment)"
+                    ' (ALERTS{alertstate="firing"})'
+                ),
                 "eval_time": "65m",
                 "exp_samples": [
                     {"labels": f"{{{each}}}", "value": 1} for each in written
@@ -269,7 +328,7 @@ def firing(name, series, expected):
 
 @pytest.mark.promtool
 @pytest.mark.parametrize("what", CASES)
-def test_the_alerts_that_should_fire_do_and_no_others(what, tmp_path):
+def test_exactly_the_right_alerts_fire(what, tmp_path):
     tests = [
         firing(name, series, expected)
         for name, (series, expected) in CASES[what].items()

@@ -1,19 +1,24 @@
-"""Runs in progress whose claims are locks are counted."""
+"""Runs in progress whose claims are locks are counted, and sessions that wait for
+locks.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
+from django.http import HttpResponse
 
-from django_idempotency.maintenance.stats import by_lock
+from django_idempotency.maintenance.stats import by_lock, lock_waits
 from django_idempotency.stores.postgresql import OWNER_LOCK
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.policy import Atomic, Policy
 from tests.support.callers import SCOPE, Gate, claim, entry_point, paying, record
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 from tests.support.threads import OtherThread
+from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
 
@@ -52,7 +57,7 @@ def test_a_run_is_counted_from_its_claim_to_its_end():
             0 <= found["pending_by_lock_oldest"] < 60,
         ) == (2, True)
         assert record() is None
-    assert answer.result(10).status_code == 201
+    assert answer.result(60).status_code == 201
     assert by_lock() == NONE
 
 
@@ -71,9 +76,8 @@ def test_a_replay_by_lock_leaves_nothing_to_count():
 @pytest.mark.parametrize(
     "taken",
     [
-        [
-            "SELECT pg_advisory_xact_lock(x'4944000000000001'::bigint)"
-        ],  # looks like one of ours
+        # looks like one of ours
+        ["SELECT pg_advisory_xact_lock(x'4944000000000001'::bigint)"],
         [
             COUNTED,
             "SELECT pg_advisory_xact_lock(1), pg_advisory_xact_lock(x'4944'::int, 1)",
@@ -132,3 +136,32 @@ def test_a_role_that_may_not_read_the_locks_counts_nothing():
         as_clerk("REVOKE SELECT ON pg_locks FROM PUBLIC"),
     ):
         assert by_lock() == {}
+
+
+def test_a_run_that_waits_for_a_lock_is_counted():
+    """Of whatever table; a session that does not use ours is not."""
+    migrations = "django_migrations"
+    none = {"lock_waits": 0, "lock_waits_oldest": 0}
+    read = f"SELECT count(*) FROM {migrations}"
+
+    def view(request):
+        run_sql(read)
+        return HttpResponse(status=201)
+
+    def close(work):
+        try:
+            return work()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        with beside(f"LOCK TABLE {migrations} IN ACCESS EXCLUSIVE MODE"):
+            other = pool.submit(close, lambda: run_sql(read))
+            assert eventually(someone_waits_for_a_lock)
+            assert lock_waits() == none
+            run = pool.submit(close, entry_point(view))
+            assert eventually(lambda: lock_waits()["lock_waits_oldest"] > 0)
+            assert lock_waits()["lock_waits"] == 1
+        assert run.result(30).status_code == 201
+        other.result(30)
+    assert lock_waits() == none

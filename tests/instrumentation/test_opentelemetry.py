@@ -30,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 @pytest.fixture
 def telemetry():
-    """A reader of the metrics and an exporter of the spans, of the real SDK, and its tracer."""
+    """A reader of the metrics and an exporter of the spans, of the real SDK, and its
+    tracer.
+    """
     reader, spans = InMemoryMetricReader(), InMemorySpanExporter()
     with installed(reader, SimpleSpanProcessor(spans)) as tracer:
         yield reader, spans, tracer
@@ -58,7 +60,7 @@ def points(reader):
     return {metric.name: metric for metric in scope.metrics}
 
 
-def test_opentelemetry_counts_the_same_and_has_no_secret(telemetry, registry):
+def test_opentelemetry_counts_the_same_without_secrets(telemetry, registry):
     reader, _spans, _tracer = telemetry
     everything()
     assert not [

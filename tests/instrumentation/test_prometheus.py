@@ -43,6 +43,14 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.usefixtures("payer")
 
 DEFAULT = frozenset({("database", "default")})
+FAMILIES = [each.name for each in metrics.gauge_families if each is not metrics.UP]
+
+
+def up(down=()):
+    """Which figures of the database could be read."""
+    return {DEFAULT | {("figures", name)}: int(name not in down) for name in FAMILIES}
+
+
 TOKEN = {"Authorization": "Bearer token-for-prometheus"}
 
 
@@ -97,11 +105,11 @@ def test_the_figures_are_those_of_the_table(registry):
     }
     assert ages.keys() == {"50", "95", "99", "100"}
     assert all(100 <= age < 200 for age in ages.values())
-    assert found["idempotency_table_up"] == {DEFAULT: 1}
+    assert found["idempotency_table_up"] == up()
 
 
 @pytest.mark.promtool
-def test_prometheus_finds_no_fault_with_the_metrics(registry):
+def test_prometheus_accepts_the_metrics(registry):
     everything()
     with transaction.atomic():
         publish("a", {})
@@ -137,10 +145,11 @@ def test_the_figures_of_the_outbox_are_labelled_by_publisher(registry):
 
 def test_every_figure_is_one_that_there_is():
     assert stats().keys() <= MEASURES.keys()
+    # PostgreSQL's alone
     assert MEASURES.keys() - stats().keys() <= {
-        "pending_by_lock",
-        "pending_by_lock_oldest",
-    }  # PostgreSQL's alone
+        *("pending_by_lock", "pending_by_lock_oldest"),
+        *("lock_waits", "lock_waits_oldest"),
+    }
 
 
 def test_many_scrapes_ask_the_database_once(registry, django_assert_num_queries):
@@ -156,7 +165,7 @@ def test_a_failing_database_leaves_only_its_figures_out(
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all")
         text = other_thread(scraped, registry)
-    assert samples(text)["idempotency_table_up"] == {DEFAULT: 0}
+    assert samples(text)["idempotency_table_up"] == up(down=FAMILIES)
     assert "idempotency_pending" not in samples(text)
     assert total(text, "key_claimed") == 1
     assert not [name for name in samples(text) if name.startswith("idempotency_outbox")]
@@ -171,7 +180,7 @@ def test_a_failing_database_leaves_only_its_figures_out(
         ("django_idempotency_outbox_event", "outbox_pending", "pending"),
     ],
 )
-def test_figures_that_take_too_long_drop_no_others(
+def test_figures_that_take_too_long_leave_the_others_alone(
     registry, monkeypatch, caplog, table, lost, kept
 ):
     with transaction.atomic():
@@ -181,15 +190,18 @@ def test_figures_that_take_too_long_drop_no_others(
         found = samples(scraped(registry))
     assert f"idempotency_{kept}" in found
     assert f"idempotency_{lost}" not in found
-    assert found["idempotency_table_up"] == {DEFAULT: 0 if lost == "pending" else 1}
+    down = ["records", "steps"] if lost == "pending" else ["outbox"]
+    assert found["idempotency_table_up"] == up(down=down)
     assert "57014" in caplog.text
-    assert [record.event for record in caplog.records] == ["table_down"]
+    assert [record.event for record in caplog.records] == ["table_down"] * len(down)
     OutboxEvent.objects.all().delete()
 
 
 @pytest.mark.row_locks
-def test_a_scrape_that_hangs_blocks_no_other(registry, monkeypatch):
-    """It takes the connection and says nothing, so there is no statement yet that could have a limit."""
+def test_a_hanging_scrape_does_not_block_others(registry, monkeypatch):
+    """It takes the connection and says nothing, so there is no statement yet that could
+    have a limit.
+    """
     monkeypatch.setattr(metrics, "LONGEST", 0.1)
     with (
         ThreadPoolExecutor(2) as pool,
@@ -205,9 +217,9 @@ def test_a_scrape_that_hangs_blocks_no_other(registry, monkeypatch):
         stack.enter_context(silent)  # closed first, so that nobody tries again
         text = pool.submit(_scraped_elsewhere, registry).result(30)
         assert not first.done()
-        assert samples(text)["idempotency_table_up"] == {DEFAULT: 0}
+        assert samples(text)["idempotency_table_up"] == up(down=FAMILIES)
         assert "idempotency_pending" not in samples(text)
-    assert samples(first.result())["idempotency_table_up"] == {DEFAULT: 0}
+    assert samples(first.result())["idempotency_table_up"] == up(down=FAMILIES)
 
 
 def _scraped_elsewhere(registry):
@@ -217,7 +229,7 @@ def _scraped_elsewhere(registry):
         connections.close_all()
 
 
-def test_a_scrape_leaves_no_connection_behind(registry, other_thread):
+def test_a_scrape_closes_its_connection(registry, other_thread):
     other_thread(scraped, registry)
     assert other_thread(lambda: connection.connection) is None
 
@@ -314,21 +326,23 @@ def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(
             keys,
             keys,
         )
-        assert samples(text)["idempotency_table_up"] == {DEFAULT: 1}
+        assert samples(text)["idempotency_table_up"] == up()
     assert KEY not in text
     assert "scrape-" not in text
     assert set(re.findall(r'entry_point="(\w+)",view="([\w.]+)"', text)) == {
         ("mixin", "testproject.api.ChargeViewSet")
     }
     assert used_metrics() <= set(samples(text))
+
+    def both_have_gauges():  # the client can't read a file that is still empty
+        files = {directory / f"gauge_livesum_{pid}.db" for pid in server.workers()}
+        return {*directory.glob("gauge_live*.db")} == files and all(
+            file.stat().st_size for file in files
+        )
+
     os.kill(died := server.workers()[0], signal.SIGKILL)
     eventually(lambda: len(server.workers()) == 2 and died not in server.workers())
-    eventually(
-        lambda: (
-            {*directory.glob("gauge_live*.db")}
-            == {directory / f"gauge_livesum_{pid}.db" for pid in server.workers()}
-        )
-    )
+    eventually(both_have_gauges)
     assert (
         total(server.http.get("/metrics/", headers=TOKEN).text, "key_claimed") == keys
     )
@@ -336,7 +350,8 @@ def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(
 
 def used_metrics():
     expressions = [rule["expr"] for rule in alert_rules()] + panel_expressions()
-    # Sizes are told by those databases alone that estimate them, and partitions by a table that has them.
-    some = re.compile(r"idempotency_(table_(?!up)|partitions_)\w+")
+    # Sizes are told by those databases alone that estimate them, partitions by a table
+    # that has them, steps and operations where one waits.
+    some = re.compile(r"idempotency_(table_(?!up)|partitions_|steps_|operations_)\w+")
     used = set(re.findall(r"idempotency_\w+", " ".join(expressions)))
     return {name for name in used if not some.match(name)}

@@ -38,6 +38,7 @@ from tests.support.callers import (
     paying,
     shift,
 )
+from tests.support.sql import run_sql, value_of
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -91,14 +92,8 @@ def test_a_late_owner_in_atomic_mode_is_signalled_after_its_rollback(other_threa
 
     def view(request):
         response = paying(request)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            (backend,) = cursor.fetchone()
-        other_thread(
-            lambda: connection.cursor().execute(
-                "SELECT pg_terminate_backend(%s, 5000)", [backend]
-            )
-        )
+        backend = value_of("SELECT pg_backend_pid()")
+        other_thread(run_sql, "SELECT pg_terminate_backend(%s, 5000)", [backend])
         assert other_thread(entry_point(paying)).status_code == 201
         return response
 
@@ -258,7 +253,7 @@ def test_a_message_names_its_handler(handler, name):
     assert (told.entry_point, told.view) == ("consumer", f"{__name__}.{name}")
 
 
-def test_a_key_reaped_by_maintenance_has_no_view():
+def test_a_key_reaped_by_maintenance_is_reported_without_a_view():
     claim(policy=Policy(**LEASE))
     shift(locked_until=-1)
     with heard(signals.key_reaped) as sent:
@@ -267,7 +262,9 @@ def test_a_key_reaped_by_maintenance_has_no_view():
     assert (told.entry_point, told.view) == ("maintenance", "")
 
 
-def test_a_message_that_finds_no_store_sends_store_failed(other_thread, monkeypatch):
+def test_a_message_whose_store_is_unavailable_sends_store_failed(
+    other_thread, monkeypatch
+):
     with heard(signals.store_failed) as sent, monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all")
         assert isinstance(
@@ -276,7 +273,7 @@ def test_a_message_that_finds_no_store_sends_store_failed(other_thread, monkeypa
     assert [each["operation"].scope for each in sent] == ["consumer:default:queue"]
 
 
-def test_log_records_have_fields_and_no_secret(caplog, registry):
+def test_log_records_have_fields_without_secrets(caplog, registry):
     caplog.set_level(logging.DEBUG, "django_idempotency")
     everything()
     records = [
@@ -286,6 +283,7 @@ def test_log_records_have_fields_and_no_secret(caplog, registry):
         ("request_rejected", "WARNING"),
         ("key_taken_over", "WARNING"),
     ]
+    assert all(f"[{record.view}]" in record.getMessage() for record in records)
     assert {(record.entry_point, record.view) for record in records} == {
         ("decorator", "tests.support.callers.paying")
     }
@@ -313,8 +311,8 @@ def test_a_refusal_that_a_caller_repeats_is_logged_once_a_minute(caplog):
 
 @pytest.mark.postgresql
 def test_an_error_of_the_database_is_logged_without_what_it_quotes():
-    with pytest.raises(DataError) as raised, connection.cursor() as cursor:
-        cursor.execute("SELECT %s::integer", [SECRET])
+    with pytest.raises(DataError) as raised:
+        run_sql("SELECT %s::integer", [SECRET])
     assert SECRET in str(raised.value)
     assert cause(raised.value) == "DataError 22P02"
 

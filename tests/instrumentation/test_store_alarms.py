@@ -1,4 +1,6 @@
-"""What waits for an operator in a store outside the database is told by the metrics, the command and the admin."""
+"""What waits for an operator in a store outside the database is told by the metrics,
+the command and the admin.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def in_memory(settings):
 
 @pytest.fixture
 def waiting():
-    """One key on hold for an hour, one whose lease ran out two hours ago, and two that need nobody."""
+    """One key on hold for an hour, one whose lease ran out two hours ago, and two that
+    need nobody.
+    """
     store = store_for(HOLD)
     held, lapsed, _running, completed = claims = [
         store.claim(Operation("test", str(uuid4()), b"1" * 32, "POST", "/"), uuid4())
@@ -73,8 +77,13 @@ def scraped() -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(TableCollector())
     found = samples(generate_latest(registry).decode())
-    mine = frozenset({("database", "store:default")})
-    return {name: values[mine] for name, values in found.items() if mine in values}
+    mine = ("database", "store:default")
+    return {
+        name: value
+        for name, values in found.items()
+        for labels, value in values.items()
+        if mine in labels
+    }
 
 
 def checked(*, exits, **limits):
@@ -100,7 +109,7 @@ def test_metrics_tell_what_waits_in_a_store(waiting):
 
 def test_metrics_show_that_a_store_is_unavailable(away):
     assert scraped() == {"idempotency_table_up": 0}
-    assert metrics.figures()[metrics.RECORDS]["default"]["up"]
+    assert metrics.figures()[metrics.UP]["default"]["records"]
 
 
 def test_a_check_is_critical_for_what_waits_in_a_store(waiting):
@@ -127,9 +136,7 @@ def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):
     assert "stuck" not in capsys.readouterr().out.replace("stuck for 0 s", "")
 
 
-def test_the_strip_tells_what_waits_in_a_store_and_links_no_list_for_it(
-    waiting, admin_client
-):
+def test_the_strip_shows_what_waits_in_a_store_without_a_link(waiting, admin_client):
     page = admin_client.get(
         "/admin/django_idempotency/idempotencyrecord/"
     ).content.decode()

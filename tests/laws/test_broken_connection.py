@@ -1,4 +1,6 @@
-"""L3, L12: a connection that an exception of a signal's left half inside a transaction is discarded."""
+"""L3, L12: a connection that an exception of a signal's left half inside a transaction
+is discarded.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def in_enter_before_the_block_is_noted(monkeypatch):
 
 
 def in_the_exit_of_an_inner_block(monkeypatch):
-    """Between the two lists that ``Atomic.__exit__`` takes from, so that the outer leaves in its place."""
+    """Between the two lists that ``Atomic.__exit__`` takes from, so that the outer
+    leaves in its place.
+    """
     with contextlib.suppress(Interrupted), transaction.atomic(), transaction.atomic():
         pay("half")
         connection.atomic_blocks.pop()
@@ -69,7 +73,9 @@ def in_a_batch(monkeypatch):
 
 
 def closed_meanwhile(monkeypatch):
-    """As by Celery between two tasks, when the connection still claims to be in a block."""
+    """As by Celery between two tasks, when the connection still claims to be in a
+    block.
+    """
     in_enter_before_the_block_is_noted(monkeypatch)
     connection.close()
 
@@ -164,7 +170,11 @@ def test_a_transaction_that_is_managed_by_hand_is_left_alone():
     [
         ("message", "record"),
         ("request", "record"),
-        pytest.param("message", "lock", marks=pytest.mark.postgresql),
+        pytest.param(
+            "message",
+            "lock",
+            marks=[pytest.mark.postgresql, pytest.mark.not_on_citus],
+        ),
     ],
 )
 def test_a_worker_interrupted_at_random_moments_goes_on(kind, claim):

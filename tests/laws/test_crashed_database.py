@@ -1,4 +1,6 @@
-"""L4: a run whose database crashed is run again, although PostgreSQL gives the number of its transaction to another."""
+"""L4: a run whose database crashed is run again, although PostgreSQL gives the number
+of its transaction to another.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def server(cluster, transactional_db):
 
 @pytest.fixture
 def durable_claims(server):
-    """Have the disk know of a claim before its run begins, as the next COMMIT of anybody does."""
+    """Have the disk know of a claim before its run begins, as the next COMMIT of
+    anybody does.
+    """
 
     def flush(**_named):
         server.execute("INSERT INTO written DEFAULT VALUES")
@@ -58,7 +62,9 @@ def durable_claims(server):
 
 
 def commit_transactions_up_to(number, server):
-    """Have others use the numbers of the transactions that the crash has made unknown."""
+    """Have others use the numbers of the transactions that the crash has made
+    unknown.
+    """
     with psycopg.connect(server.url(), autocommit=True) as connection:
         while (
             connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()[
@@ -95,9 +101,8 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(
                     not others
                     or commit_transactions_up_to(number, server) == "committed"
                 )
-                server.execute(
-                    "SELECT FROM django_idempotency_record FOR UPDATE"
-                )  # as a duplicate does
+                # as a duplicate does
+                server.execute("SELECT FROM django_idempotency_record FOR UPDATE")
             cursor.execute(
                 "INSERT INTO effect VALUES (%s)", [request.idempotency.attempt]
             )
@@ -115,11 +120,16 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(
 
 
 @OTHERS
-@pytest.mark.parametrize(("claim", "status"), [("record", 409), ("lock", 503)])
+@pytest.mark.parametrize(
+    ("claim", "status"),
+    [("record", 409), pytest.param("lock", 503, marks=pytest.mark.not_on_citus)],
+)
 def test_a_released_key_is_not_reported_if_its_commit_was_lost(
     server, claim, status, others
 ):
-    """The number of its transaction is given to another one, be it the next look at the key. A record is lost, too."""
+    """The number of its transaction is given to another one, be it the next look at the
+    key. A record is lost, too.
+    """
 
     def crash(number):
         patch.undo()  # or each look at the key would crash the server, too
@@ -130,7 +140,8 @@ def test_a_released_key_is_not_reported_if_its_commit_was_lost(
     def view(request):
         with connections[PRIVATE].cursor() as cursor:
             cursor.execute(
-                "INSERT INTO effect VALUES (1) RETURNING pg_current_xact_id()::text::bigint"
+                "INSERT INTO effect VALUES (1) RETURNING"
+                " pg_current_xact_id()::text::bigint"
             )
             (number,) = cursor.fetchone()
         patch.setattr(connections[PRIVATE], "_commit", partial(crash, number))
@@ -145,7 +156,9 @@ def test_a_released_key_is_not_reported_if_its_commit_was_lost(
 
 
 def test_a_number_is_that_of_another_transaction_on_another_server(transactional_db):
-    """As after a failover, which does not reset the statistics of the server that takes over."""
+    """As after a failover, which does not reset the statistics of the server that takes
+    over.
+    """
     claim = engine.claim(Operation(SCOPE, "k", b"f" * 32, "POST", "/"), Policy())
     store = store_for(Policy())
     with store.transaction():

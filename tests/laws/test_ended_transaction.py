@@ -1,4 +1,6 @@
-"""L3, L4: a transaction that ended behind Django's back has no success to tell of, and nothing is stored for it."""
+"""L3, L4: a transaction that ended behind Django's back has no success to tell of, and
+nothing is stored for it.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,18 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.exceptions import TransactionEnded
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, pay, record
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads
 from tests.support.views_of_laws import BY_LOCK
 
-pytestmark = [
-    pytest.mark.row_locks,
-    pytest.mark.usefixtures("payer"),
-]  # SQLite has no transaction after the end
+# SQLite has no transaction after the end
+pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("payer")]
 
 
 def sql(*statements):
     def end():
-        with connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+        for statement in statements:
+            run_sql(statement)
 
     return end
 
@@ -49,7 +49,8 @@ FINISHES = {
     "returns 409": lambda: HttpResponse(status=409),
     "returns 422": lambda: HttpResponse(status=422),
 }
-# After a raw end psycopg2 does not notice that it is outside a transaction, so what follows is committed at once.
+# After a raw end psycopg2 does not notice that it is outside a transaction, so what
+# follows is committed at once.
 UNNOTICED = connection.Database.__name__ == "psycopg2"
 in_atomic_mode = pytest.mark.parametrize("mode", ["atomic", BY_LOCK])
 finishing = pytest.mark.parametrize("finish", FINISHES.values(), ids=FINISHES)
@@ -146,7 +147,7 @@ def test_an_exception_after_a_commit_puts_the_key_on_hold():
         "UPDATE {table} SET replays = 1",
     ],
 )
-def test_a_commit_is_known_of_whatever_becomes_of_the_row_since(
+def test_a_commit_is_known_whatever_happens_to_the_row_afterwards(
     other_thread, statement, loss
 ):
     """The lock that the transaction has left on the row goes with that."""
@@ -181,7 +182,7 @@ def test_a_handlers_transaction_that_ended_is_not_acknowledged():
 
 
 @pytest.mark.parametrize("finish", [HttpResponse, Http404])
-def test_savepoints_of_the_views_own_are_no_end(finish):
+def test_the_views_own_savepoints_do_not_end_the_run(finish):
     def view(request):
         with transaction.atomic():
             pay("kept")
@@ -204,8 +205,10 @@ def test_savepoints_of_the_views_own_are_no_end(finish):
 
 
 @pytest.mark.mariadb
-def test_a_deadlock_under_a_raw_retry_is_no_success():
-    """InnoDB rolls back all of the victim's transaction, the one that has written least; Django does not know it."""
+def test_a_deadlock_under_a_raw_retry_is_a_failure():
+    """InnoDB rolls back all of the victim's transaction, the one that has written
+    least; Django does not know it.
+    """
     first, second = pay("first").pk, pay("second").pk
     locked, asked = threading.Event(), threading.Event()
 

@@ -1,4 +1,6 @@
-"""L1, L3, L4: an exception from a signal's handler strikes at each line of a request in turn, ours or Django's."""
+"""L1, L3, L4: an exception from a signal's handler strikes at each line of a request in
+turn, ours or Django's.
+"""
 
 from __future__ import annotations
 

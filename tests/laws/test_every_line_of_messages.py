@@ -1,15 +1,17 @@
-"""L1, L3, L4: an exception from a signal's handler strikes at each line of a message in turn, ours or Django's."""
+"""L1, L3, L4: an exception from a signal's handler strikes at each line of a message in
+turn, ours or Django's.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from django_idempotency import current
 from django_idempotency.messages import (
     Ack,
     InFlightElsewhere,
     Message,
     consume,
-    current_context,
 )
 from django_idempotency.values.policy import Policy
 from tests.support.callers import pay
@@ -35,7 +37,7 @@ def test_an_atomic_message_that_is_struck_leaves_all_or_nothing(policy, error):
         )
 
     def is_done(delivery):
-        assert current_context() is None, "no handler is running"
+        assert not current(), "no handler is running"
         return isinstance(delivery, Ack)
 
     is_running = lambda delivery: isinstance(delivery, InFlightElsewhere)  # noqa: E731

@@ -19,7 +19,7 @@ from django_idempotency.messages import AlreadyDone, Consumer, Done, Message, Re
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
-from tests.support.callers import PAYER, entry_point, is_replay, pay, record
+from tests.support.callers import PAYER, entry_point, is_replay, pay, record, references
 from tests.support.views import own_dispatch
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -161,7 +161,9 @@ harmless = pytest.mark.parametrize("act", HARMLESS.values(), ids=HARMLESS)
 
 
 def handling(act, status=400):
-    """A view in which ``act`` handles an error. It writes before that, and afterwards if it is to succeed."""
+    """A view in which ``act`` handles an error. It writes before that, and afterwards
+    if it is to succeed.
+    """
 
     def view(request):
         pay("before")
@@ -174,7 +176,7 @@ def handling(act, status=400):
 
 
 def kept():
-    return sorted(LedgerEntry.objects.values_list("reference", flat=True))
+    return sorted(references())
 
 
 def without_key(view):
@@ -251,6 +253,41 @@ def test_a_database_error_outside_of_an_inner_block_undoes_what_the_database_say
         with pytest.raises(transaction.TransactionManagementError):
             send()
         assert kept() == []
+
+
+@pytest.mark.postgresql
+@claims
+def test_a_response_to_a_database_error_that_undid_the_rest_is_not_stored(
+    claim, caplog
+):
+    """An audit row would stand without a key. Nothing can be kept, so that is said, and
+    a retry runs once the view is mended.
+    """
+    acts = [duplicate, duplicate, block_that_fails]
+
+    def view(request):
+        return handling(acts.pop(0), status=409 if acts else 201)(request)
+
+    send = entry_point(view, mode=Atomic(claim=claim))
+    for _time in range(2):
+        assert (send().status_code, record(), kept()) == (409, None, [])
+    (said,) = [each for each in caplog.records if each.event == "handled_error"]
+    assert said.levelname == "ERROR"
+    assert "with transaction.atomic(): …" in said.getMessage()
+    assert f"{view.__module__}.{view.__qualname__}" in said.getMessage()
+    assert send().status_code == 201
+    assert kept() == ["after", "before"]
+
+
+@pytest.mark.postgresql
+@claims
+def test_under_atomic_requests_such_a_response_is_stored(claim, monkeypatch, caplog):
+    """Without a key, nothing would be kept, either."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    send = entry_point(handling(duplicate, 409), mode=Atomic(claim=claim))
+    assert (send().status_code, kept()) == (409, [])
+    assert is_replay(send())
+    assert not caplog.records
 
 
 def half_a_block():

@@ -1,4 +1,6 @@
-"""A stored response reaches only callers whom the view would let in now, never another scope (L7)."""
+"""A stored response reaches only callers whom the view would let in now, never another
+scope (L7).
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,7 @@ def loses_the_role(client: Any, user: Any) -> None:
 
 @through_each_entry_point
 @pytest.mark.parametrize("happens", [signs_out, is_deactivated, loses_the_role])
-def test_a_caller_who_would_not_be_let_in_now_gets_no_stored_response(
+def test_a_stored_response_is_withheld_from_a_caller_without_access(
     call, client, alice, entry_point, happens
 ):
     alice.is_staff = True
@@ -255,7 +257,9 @@ def object_view(**attributes: Any) -> Any:
 
 
 def test_object_permissions_in_the_handler_are_not_checked_on_replay(call, monkeypatch):
-    """The handler does not run again. Whoever asks is still in the scope of whoever got the answer first."""
+    """The handler does not run again. Whoever asks is still in the scope of whoever got
+    the answer first.
+    """
     monkeypatch.setattr(_OwnersOnly, "owners", frozenset({"alice"}))
     view = object_view()
     first = call(view)
@@ -265,9 +269,7 @@ def test_object_permissions_in_the_handler_are_not_checked_on_replay(call, monke
     assert call(view, key="another").status_code == 403
 
 
-def test_an_object_permission_checked_in_initial_is_asked_on_a_replay(
-    call, monkeypatch
-):
+def test_an_object_permission_in_initial_is_checked_on_a_replay(call, monkeypatch):
     def initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         APIView.initial(self, request, *args, **kwargs)
         self.check_object_permissions(request, object())

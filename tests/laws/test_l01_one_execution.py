@@ -28,7 +28,7 @@ def test_l1_of_many_who_find_a_dead_owner_one_runs(mode, lock):
 
 @row_locks
 @in_both_modes
-def test_l1_of_many_who_find_an_expired_answer_one_runs(mode):
+def test_l1_of_many_who_find_an_expired_response_one_runs(mode):
     entry_point(paying, mode=mode)()
     shift(expires_at=-1, purge_at=HOUR)
     in_threads(12, lambda _: entry_point(paying, mode=mode)())

@@ -57,11 +57,13 @@ def test_l2_a_replay_is_the_first_response(mode, answer):
     assert dict(second.items()) == dict(first.items()) | OF_A_REPLAY
 
 
+@pytest.mark.parametrize("path", ["/", "/a b", "/ä", '/"a b"', "/a\\b", "/a,b=c"])
 @pytest.mark.parametrize("store_cookies", [False, True])
-def test_l2_cookies_are_replayed_if_the_policy_says_so(store_cookies):
+def test_l2_cookies_are_replayed_if_the_policy_says_so(store_cookies, path):
     def view(request):
         response = HttpResponse()
-        response.set_cookie("basket", "17", max_age=60, httponly=True, samesite="Lax")
+        rest = {"httponly": True, "samesite": "Lax", "secure": True, "max_age": 60}
+        response.set_cookie("basket", '17; "x"', path=path, **rest)
         return response
 
     send = entry_point(view, store_cookies=store_cookies)

@@ -10,6 +10,7 @@ from django_idempotency.models import Status
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, pay, paying, record
 from tests.support.proxy import Cut
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads
 from tests.support.views_of_laws import BY_LOCK, postgresql
 from tests.support.waiting import eventually
@@ -27,7 +28,7 @@ def paying_with_nobodys_money(request):
 
 @postgresql
 @pytest.mark.parametrize("mode", ["atomic", BY_LOCK])
-def test_l3_a_constraint_that_fails_at_commit_leaves_no_response(mode):
+def test_l3_a_response_is_not_stored_if_a_constraint_fails_at_commit(mode):
     with pytest.raises(Exception, match="foreign key"):
         entry_point(paying_with_nobodys_money, mode=mode)()
     left = record()
@@ -42,7 +43,9 @@ def test_l3_a_constraint_that_fails_at_commit_leaves_no_response(mode):
 
 
 @postgresql
-def test_l3_a_serialization_failure_at_commit_leaves_no_response(monkeypatch):
+def test_l3_a_response_is_not_stored_after_a_serialization_failure_at_commit(
+    monkeypatch,
+):
     from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
     connection.close()
@@ -73,13 +76,12 @@ def test_l3_a_serialization_failure_at_commit_leaves_no_response(monkeypatch):
 
 
 @postgresql
-@pytest.mark.parametrize(
-    "requests_before", [0, 6]
-)  # what the third and later ones say is prepared
+# what the third and later ones say is prepared
+@pytest.mark.parametrize("requests_before", [0, 6])
 @pytest.mark.parametrize(
     "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
 )
-def test_l3_a_view_over_its_time_limit_leaves_no_response(
+def test_l3_the_response_of_a_view_over_its_time_limit_is_not_stored(
     limit, requests_before, other_thread
 ):
     """Before PostgreSQL 17 there is only the first of these limits."""
@@ -87,14 +89,9 @@ def test_l3_a_view_over_its_time_limit_leaves_no_response(
     def view(request):
         response = paying(request)
         if request.idempotency.attempt == 1:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT 1 FROM pg_settings WHERE name = %s", [limit])
-                known = (
-                    limit
-                    if cursor.fetchone()
-                    else "idle_in_transaction_session_timeout"
-                )
-                cursor.execute(f"SET LOCAL {known} = 1")
+            is_known = run_sql("SELECT 1 FROM pg_settings WHERE name = %s", [limit])
+            known = limit if is_known else "idle_in_transaction_session_timeout"
+            run_sql(f"SET LOCAL {known} = 1")
             backend = connection.connection.info.backend_pid
             eventually(lambda: other_thread(lambda: is_gone(backend)))
         return response
@@ -112,13 +109,11 @@ def test_l3_a_view_over_its_time_limit_leaves_no_response(
 
 
 def is_gone(backend):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [backend])
-        return not cursor.fetchone()
+    return not run_sql("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [backend])
 
 
 @postgresql
-def test_l3_a_connection_that_breaks_before_commit_is_no_success(proxy):
+def test_l3_a_connection_that_breaks_before_commit_is_a_failure(proxy):
     def view(request):
         proxy.cut = Cut.BEFORE_COMMIT
         return paying(request)

@@ -48,6 +48,7 @@ def test_l4_a_response_lost_at_commit_is_found_again(proxy, caplog):
 
 
 @postgresql
+@pytest.mark.not_on_citus
 @pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 def test_l4_the_response_is_found_once_the_lock_is_released(
     proxy, lock, monkeypatch, other_thread
@@ -65,7 +66,7 @@ def test_l4_the_response_is_found_once_the_lock_is_released(
             cursor.execute(
                 f"SELECT 1 FROM {IdempotencyRecord._meta.db_table} FOR UPDATE"
             )
-            assert let_go.wait(10)
+            assert let_go.wait(60)
         connection.close()
 
     def view(request):
@@ -83,7 +84,7 @@ def test_l4_the_response_is_found_once_the_lock_is_released(
         1,
         1,
     )
-    locked[0].result(10)
+    locked[0].result(60)
     lockers.shutdown()
 
 
@@ -100,7 +101,7 @@ class Clock:
 
 
 @postgresql
-def test_l4_while_a_commit_is_unknown_no_new_key_is_safe(proxy, monkeypatch):
+def test_l4_a_new_key_is_unsafe_while_a_commit_is_in_doubt(proxy, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(engine.atomic_runs, "time", clock)
 
@@ -125,7 +126,7 @@ def test_l4_effects_whose_response_cannot_be_stored_are_not_committed():
         IdempotencyRecord.objects.update(token=uuid4())
         return paying(request)
 
-    with pytest.raises(ImproperlyConfigured, match="has changed the record"):
+    with pytest.raises(ImproperlyConfigured, match="or changed the record"):
         entry_point(view)()
     assert effects() == 0
 

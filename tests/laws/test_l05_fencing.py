@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from django.db import connection
 from django.http import HttpResponse
 
 from django_idempotency import engine, signals
 from django_idempotency.engine.run import Run
+from django_idempotency.maintenance.privacy import erase
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import store_for
 from django_idempotency.values.exceptions import (
@@ -33,6 +35,7 @@ from tests.support.callers import (
 )
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads, just_before
 from tests.support.views_of_laws import (
     COMPLETION,
@@ -65,7 +68,7 @@ LOSSES = {
 @in_both_modes
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_l5_no_write_of_a_lost_claim_reaches_the_record(mode, write, lose):
+def test_l5_the_writes_of_a_lost_claim_are_rejected(mode, write, lose):
     policy = Policy(mode=mode_of(mode, takeover_grace=0))
     stale = claim(policy=policy)
     lose(store_for(policy), stale)
@@ -75,7 +78,7 @@ def test_l5_no_write_of_a_lost_claim_reaches_the_record(mode, write, lose):
     assert row() == before
 
 
-def test_l5_whoever_is_overtaken_before_the_row_lock_does_not_run():
+def test_l5_an_owner_overtaken_before_its_row_lock_does_not_run():
     policy = Policy(mode=Atomic(takeover_grace=0))
     overtaken, owner = claim(policy=policy), claim(policy=policy)
     with (
@@ -105,10 +108,8 @@ def test_l5_a_zombie_cannot_complete_what_another_took_over():
         zombie.go_on()
         assert zombie.says() == AFTER_EFFECT
         zombie.go_on()
-        assert zombie.says() == [
-            201,
-            owner.content.decode(),
-        ]  # the owner's answer, not its own
+        # the owner's answer, not its own
+        assert zombie.says() == [201, owner.content.decode()]
         assert row() | {"replays": 0, "last_replayed_at": None} == before
 
 
@@ -121,6 +122,21 @@ def test_l5_a_zombie_that_asks_before_its_effect_learns_that_it_lost():
         zombie.go_on()
         assert zombie.says() == [201, owner.content.decode()]
     assert effects() == 1
+
+
+def test_l5_the_response_of_an_overtaken_owner_is_not_stored_after_an_erasure():
+    """Its caller's data would be back, and be replayed to them until it expires."""
+
+    def view(request):
+        shift(locked_until=-1)
+        assert completed(entry_point(paying, mode="lease")("k"))
+        assert erase(key="k").done["erased"] == 1
+        return HttpResponse("name and address", status=201)
+
+    with heard(signals.stale_write_rejected) as rejected:
+        late = entry_point(view, mode="lease")("k")
+    assert (late.status_code, len(rejected)) == (409, 1)
+    assert not IdempotencyRecord.objects.exists()
 
 
 @postgresql
@@ -138,11 +154,11 @@ def test_l5_the_effects_of_a_zombie_in_atomic_mode_are_rejected():
 
 
 def holders_of_row_locks():
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
-        )
-        return [pid for (pid,) in cursor.fetchall()]
+    found = run_sql(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND"
+        " state = 'idle in transaction'"
+    )
+    return [pid for (pid,) in found]
 
 
 @postgresql
@@ -190,8 +206,35 @@ def test_l5_a_cut_before_commit_without_a_record_may_retry(proxy):
 
 
 @row_locks
+@in_both_modes
+@pytest.mark.parametrize("leaves", ["by SystemExit", "with a response"])
+def test_l5_a_child_of_the_view_does_not_end_the_run_of_its_parent(mode, leaves):
+    parent = os.getpid()
+
+    def view(request):
+        child = os.fork()
+        if child == 0 and leaves == "by SystemExit":
+            raise SystemExit
+        if child:
+            os.waitpid(child, 0)
+            pay()
+        return HttpResponse("parent" if child else "child", status=201)
+
+    send = entry_point(view, mode=mode)
+    try:
+        answer = send()
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert (answer.status_code, answer.content, effects()) == (201, b"parent", 1)
+    assert send().content == b"parent"
+
+
+@row_locks
 def test_l5_a_lost_claims_terminal_failure_yields_to_the_winner():
-    """Between the rollback of its effects and its own writing, its record is anybody's."""
+    """Between the rollback of its effects and its own writing, its record is
+    anybody's.
+    """
 
     def view(request):
         raise TerminalFailure(HttpResponse("declined", status=402))
@@ -208,7 +251,9 @@ def test_l5_a_lost_claims_terminal_failure_yields_to_the_winner():
 def test_l2_a_terminal_failure_is_not_sent_before_it_is_stored(
     monkeypatch, times, status
 ):
-    """Another transaction may be in the way; told all the same, it would not be what a retry gets."""
+    """Another transaction may be in the way; told all the same, it would not be what a
+    retry gets.
+    """
     conflicts, write = iter(range(times)), Run.write
 
     def in_the_way(run, verdict):

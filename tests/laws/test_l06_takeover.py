@@ -69,9 +69,8 @@ def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
     with holding() as owner:
         assert entry_point(paying)().status_code == 409
         owner.kill()
-    answer = eventually(
-        lambda: completed(entry_point(paying)())
-    )  # once the database sees that it is gone
+    # once the database sees that it is gone
+    answer = eventually(lambda: completed(entry_point(paying)()))
     assert not is_replay(answer)
     assert record().attempts == 2
 
@@ -92,7 +91,7 @@ def test_l6_a_heartbeat_keeps_the_lease_of_an_async_view():
 
 
 @row_locks
-def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
+def test_l6_a_duplicate_leaves_a_claim_time_to_lock_its_row(monkeypatch):
     first, looked, sleep = claim(policy=Policy()), threading.Event(), time.sleep
 
     def look_and_sleep(seconds):
@@ -106,9 +105,9 @@ def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
             1,
             lambda _: entry_point(paying, mode=Atomic(takeover_grace=10))(),
         )
-        assert looked.wait(5)
+        assert looked.wait(60)
         with engine.execution(first, Policy()) as run:
-            assert twin.result(5)[0].status_code == 409
+            assert twin.result(60)[0].status_code == 409
             run.verdict = Keep(StoredResponse(201))
     assert effects() == 0
 
@@ -136,9 +135,17 @@ def test_l6_only_an_interrupted_run_is_put_on_hold_and_only_if_asked(
     )
 
 
+def test_l6_a_run_that_ends_by_a_plain_error_is_not_put_on_hold():
+    """It was not interrupted, whoever ends it: without a verdict, too."""
+    policy = Policy(mode=Lease(on_crash="hold"))
+    with pytest.raises(ArithmeticError), engine.execution(claim(policy=policy), policy):
+        raise ArithmeticError
+    assert (record().status, record().on_hold) == (Status.FAILED, False)
+
+
 @pytest.mark.postgresql
 @pytest.mark.parametrize("on_crash", ["retry", "hold"])
-def test_l6_a_takeover_whose_commit_is_not_answered_runs_all_the_same(proxy, on_crash):
+def test_l6_a_takeover_whose_commit_gets_no_reply_runs_anyway(proxy, on_crash):
     """Nobody else would run it: the record has the token of this attempt."""
     statuses = iter([500, 201])
 

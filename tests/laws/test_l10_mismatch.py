@@ -44,7 +44,7 @@ STATES = {
 
 @in_both_modes
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_l10_a_mismatch_changes_no_record_in_any_state(mode, state):
+def test_l10_a_mismatch_leaves_the_record_alone_in_every_state(mode, state):
     state(mode)
     before = row()
     answer = entry_point(paying, mode=mode)(body=OTHER_BODY)

@@ -1,4 +1,6 @@
-"""L11: maintenance touches no live claim, and lets no duplicate through at the boundary."""
+"""L11: maintenance touches no live claim, and lets no duplicate through at the
+boundary.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
 from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.models import IdempotencyRecord, RecordQuerySet
 from tests.support.callers import effects, entry_point, is_replay, paying, record, shift
-from tests.support.maintained import (
-    HOUR,
-    LOCKING,
-    done,
-    keys,
-    postgresql,
-    row_locks,
-    run_sql,
-)
+from tests.support.maintained import HOUR, LOCKING, done, keys, postgresql, row_locks
+from tests.support.sql import run_sql, value_of
 from tests.support.threads import in_threads, just_after, just_before
 from tests.support.views_of_laws import in_each_mode
 from tests.support.waiting import eventually
@@ -33,7 +28,9 @@ GATE = 4711
 
 @pytest.fixture
 def clean_up_while(other_thread, monkeypatch):
-    """Clean up in a statement that has begun, and seen the rows as they are, when something is done to them."""
+    """Clean up in a statement that has begun, and seen the rows as they are, when
+    something is done to them.
+    """
 
     waits = RawSQL(
         f"(SELECT true FROM pg_advisory_xact_lock_shared({GATE}))", (), BooleanField()
@@ -65,12 +62,11 @@ def clean_up_while(other_thread, monkeypatch):
 
 
 def waiting_at_the_gate():
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s",
-            [GATE],
-        )
-        return cursor.fetchone()[0]
+    return value_of(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND"
+        " objid = %s",
+        [GATE],
+    )
 
 
 DELETING = r"DELETE|\s*WITH picked.*DELETE"
@@ -136,6 +132,7 @@ def test_l11_a_retry_that_meets_cleanup_asks_again(other_thread):
 
 
 @postgresql
+@pytest.mark.not_on_citus
 @pytest.mark.parametrize(
     "isolation", ["read committed", "repeatable read", "serializable"]
 )
@@ -148,7 +145,7 @@ def test_l11_a_retry_that_meets_cleanup_asks_again(other_thread):
     ],
     ids=["extended", "used again", "deleted"],
 )
-def test_l11_what_is_not_due_any_more_when_it_is_locked_stays(
+def test_l11_a_record_no_longer_due_once_it_is_locked_stays(
     clean_up_while, act, isolation
 ):
     done()
@@ -164,6 +161,7 @@ def test_l11_what_is_not_due_any_more_when_it_is_locked_stays(
 
 
 @postgresql
+@pytest.mark.not_on_citus
 def test_a_record_changed_meanwhile_goes_with_the_next_pass(clean_up_while):
     done("changed")
     done("as-it-was")

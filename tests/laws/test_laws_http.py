@@ -1,4 +1,6 @@
-"""The laws, over HTTP: the real server with its processes and threads, whose workers are killed where a law says so."""
+"""The laws, over HTTP: the real server with its processes and threads, whose workers
+are killed where a law says so.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def headers(answer, unlike):
 
 @postgresql
 @of_each_atomic_door
-def test_l3_what_fails_at_commit_is_no_success(server, path, reference):
+def test_l3_what_fails_at_commit_is_a_failure(server, path, reference):
     failed = send(server, path, reference, simulate={"fail_commit": True})
     assert (failed.status_code, server.ledger(reference)) == (500, 0)
     retried = send(server, path, reference)
@@ -94,9 +96,8 @@ def test_l4_and_l6_after_a_killed_worker_the_retry_runs_at_once(
 ):
     with pytest.raises(httpx.TransportError):
         send(server, path, reference, simulate={"kill": when})
-    retried = eventually(
-        lambda: completed(send(server, path, reference))
-    )  # a lease is 20 s here
+    # a lease is 20 s here
+    retried = eventually(lambda: completed(send(server, path, reference)))
     assert not is_replay(retried)
     assert server.ledger(reference) == 1
 

@@ -1,4 +1,4 @@
-"""What else a process has to write, and what becomes of its threads, costs no lease."""
+"""What else a process has to write, and what happens to its threads, costs no lease."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Lease
 from tests.support.aliases import another_alias
 from tests.support.callers import Gate, effects, entry_point, is_replay, paying, record
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
@@ -48,6 +48,11 @@ def locked(statement: str) -> Iterator[None]:
         other.close()
 
 
+def locking(key: str) -> str:
+    table = IdempotencyRecord._meta.db_table
+    return f"SELECT 1 FROM {table} WHERE id = '{record(key).pk}' FOR UPDATE"
+
+
 def renewed(key: str = "k") -> None:
     """Wait until its lease was renewed, and that before it ran out."""
     before = record(key)
@@ -58,19 +63,16 @@ def renewed(key: str = "k") -> None:
 
 
 @pytest.mark.usefixtures("outside_a_test_run")
-def test_a_locked_row_whose_replays_are_counted_costs_no_lease():
+def test_leases_survive_a_locked_row_whose_replays_are_counted():
     assert entry_point(paying)("done").status_code == 201
-    with Gate().running(mode=Lease(seconds=LEASE)):
-        table = IdempotencyRecord._meta.db_table
-        key = connection.ops.quote_name("key")
-        with locked(f"SELECT 1 FROM {table} WHERE {key} = 'done' FOR UPDATE"):
-            assert is_replay(entry_point(paying)("done"))
-            renewed()
-            renewed()
+    with Gate().running(mode=Lease(seconds=LEASE)), locked(locking("done")):
+        assert is_replay(entry_point(paying)("done"))
+        renewed()
+        renewed()
 
 
 @pytest.mark.usefixtures("outside_a_test_run")
-def test_a_replay_is_answered_though_no_thread_can_be_started():
+def test_a_replay_is_sent_although_threads_can_not_be_started():
     assert entry_point(paying)("done").status_code == 201
     with without_new_threads():
         assert is_replay(entry_point(paying)("done"))
@@ -78,10 +80,10 @@ def test_a_replay_is_answered_though_no_thread_can_be_started():
 
 @pytest.mark.postgresql
 @pytest.mark.parametrize("owns_both", [True, False], ids=["owned", "asked for"])
-def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(
-    proxy, owns_both
-):
-    """The thread that keeps the leases waits no longer for a connection than the shortest lease allows."""
+def test_a_hanging_connection_of_a_long_lease_leaves_short_ones_alive(proxy, owns_both):
+    """The thread that keeps the leases waits no longer for a connection than the
+    shortest lease allows.
+    """
     direct = {"HOST": proxy.upstream[0], "PORT": proxy.upstream[1]}
     long, short = {"mode": Lease(seconds=60 * LEASE)}, {"mode": Lease(seconds=LEASE)}
     gates = Gate(), Gate()
@@ -101,7 +103,7 @@ def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(
 
 @pytest.mark.postgresql
 @pytest.mark.psycopg_pool
-def test_a_pool_that_the_views_use_up_costs_no_lease(pooled):
+def test_leases_survive_a_pool_that_the_views_use_up(pooled):
     first, second = Gate(), Gate()
     policy = {"mode": Lease(seconds=LEASE), "using": pooled}
     with first.running(**policy):
@@ -125,8 +127,10 @@ def pooled(payer):
 
 
 @pytest.mark.postgresql
-def test_a_connection_that_leads_nowhere_costs_no_lease(proxy):
-    """Nobody says that it is broken: what is sent is accepted, and nothing comes back."""
+def test_leases_survive_a_connection_that_leads_nowhere(proxy):
+    """Nobody says that it is broken: what is sent is accepted, and nothing comes
+    back.
+    """
     with Gate().running(mode=Lease(seconds=LEASE)):
         renewed()
         proxy.swallow()
@@ -136,13 +140,12 @@ def test_a_connection_that_leads_nowhere_costs_no_lease(proxy):
 
 @pytest.mark.postgresql
 def test_a_locked_row_does_not_delay_other_leases():
-    table = IdempotencyRecord._meta.db_table
     policy = {"mode": Lease(seconds=LEASE)}
     other = Gate()
     with (
         Gate().running(**policy),
         other.running_with("other", **policy),
-        locked(f"SELECT 1 FROM {table} WHERE key = 'k' FOR UPDATE"),
+        locked(locking("k")),
     ):
         renewed("other")
         renewed("other")
@@ -171,7 +174,7 @@ def logging_that_fails():
 
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("logging_that_fails")
-def test_logging_that_fails_costs_no_lease(proxy):
+def test_leases_survive_logging_that_fails(proxy):
     with Gate().running(mode=Lease(seconds=LEASE)):
         wires = len(proxy.wires)
         proxy.go_away()
@@ -204,7 +207,7 @@ def end_the_thread_of_leases(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_is_ended_costs_no_lease(monkeypatch):
+def test_leases_survive_the_end_of_their_thread(monkeypatch):
     with Gate().running(mode=Lease(seconds=LEASE)):
         renewed()
         end_the_thread_of_leases(monkeypatch)

@@ -1,4 +1,6 @@
-"""The laws where the claim is a lock: nothing shows that a run is in progress but what its transaction has locked."""
+"""The laws where the claim is a lock: nothing shows that a run is in progress but what
+its transaction has locked.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from django_idempotency.stores.base import Owned, Unlocked
 from django_idempotency.stores.claim_function import request_lock
 from django_idempotency.stores.database import DatabaseStore
 from django_idempotency.stores.transactions import Transaction
-from django_idempotency.values.exceptions import TerminalFailure, TransactionEnded
+from django_idempotency.values.exceptions import (
+    ClaimInsideTransaction,
+    TerminalFailure,
+    TransactionEnded,
+)
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Atomic, Policy
 from tests.laws.test_ended_transaction import COMMITTED
@@ -43,8 +49,8 @@ from tests.support.callers import (
     paying,
     record,
 )
-from tests.support.maintained import run_sql
 from tests.support.proxy import Cut
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads, just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed
 from tests.support.waiting import eventually
@@ -112,7 +118,7 @@ def test_l10_a_run_in_progress_is_seen_by_claims_of_both_kinds(owner, other):
             ).status_code
             == 201
         )
-    assert answer.result(10).status_code == 201
+    assert answer.result(60).status_code == 201
     assert is_replay(entry_point(paying, mode=Atomic(claim=other))())
     assert effects() == 2
 
@@ -127,8 +133,26 @@ def test_a_caller_that_waits_for_a_lock_claim_gets_the_response(other):
         waits = entry_point(paying, mode=Atomic(claim=other), wait=20)
         gate.let_go.set()
         answer = elsewhere(waits)
-    assert (is_replay(answer), answer.content) == (True, first.result(10).content)
+    assert (is_replay(answer), answer.content) == (True, first.result(60).content)
     assert (effects(), rejected) == (1, [])
+
+
+def test_a_receiver_that_claims_another_key_leaves_the_run_alone():
+    refused = []
+
+    def claim_another(operation, **_named):
+        if operation.key == "k":
+            with pytest.raises(ClaimInsideTransaction):
+                claim("another", policy=Policy(mode=Atomic(claim="lock")))
+            refused.append(operation.key)
+
+    signals.key_claimed.connect(claim_another)
+    try:
+        answer = by_lock(paying)("k")
+    finally:
+        signals.key_claimed.disconnect(claim_another)
+    assert (answer.status_code, refused, effects()) == (201, ["k"], 1)
+    assert is_replay(by_lock(paying)("k"))
 
 
 def test_a_request_has_one_lock_whatever_key_digests_it(settings):
@@ -142,10 +166,10 @@ def test_a_request_has_one_lock_whatever_key_digests_it(settings):
     assert request_lock(operation(body=OTHER_BODY)) != request_lock(under_a_key)
 
 
-def test_the_lock_of_a_transaction_that_is_ending_is_no_mismatch(
-    other_thread, monkeypatch
-):
-    """What a transaction has locked goes bit by bit: here its request's lock has gone first."""
+def test_the_lock_of_an_ending_transaction_is_not_a_mismatch(other_thread, monkeypatch):
+    """What a transaction has locked goes bit by bit: here its request's lock has gone
+    first.
+    """
     owner_lock = f"SELECT pg_advisory_lock({postgresql.OWNER_LOCK.format(id='%s')})"
     other_thread(
         lambda: connection.cursor().execute(
@@ -182,7 +206,7 @@ def declining(request):
 
 
 @pytest.mark.parametrize("rival", KINDS)
-def test_a_terminal_failure_yields_to_who_ran_meanwhile(rival):
+def test_a_terminal_failure_yields_to_a_request_that_ran_meanwhile(rival):
     with once_rolled_back(
         lambda: elsewhere(entry_point(paying, mode=Atomic(claim=rival)))
     ):
@@ -190,8 +214,11 @@ def test_a_terminal_failure_yields_to_who_ran_meanwhile(rival):
     assert (answer.status_code, is_replay(answer), effects()) == (201, True, 1)
 
 
-def test_a_terminal_failure_is_stored_once_a_caller_who_just_looks_has_gone():
-    looks = f"SELECT pg_try_advisory_xact_lock_shared({postgresql.OWNER_LOCK.format(id='%s')})"
+def test_a_terminal_failure_is_stored_once_a_caller_that_only_looks_has_gone():
+    looks = (
+        "SELECT"
+        f" pg_try_advisory_xact_lock_shared({postgresql.OWNER_LOCK.format(id='%s')})"
+    )
     threads, held = ThreadPoolExecutor(1), operation().id
 
     def look():
@@ -242,17 +269,29 @@ def test_l5_a_released_key_whose_transaction_has_ended_is_an_error():
     assert record().on_hold
 
 
+def make_record():
+    store = DatabaseStore(Policy(scope="public"), "default")
+    claimed = store.claim(operation(), uuid4())
+    assert store.complete(claimed, StoredResponse(201, (), b"the other's"))
+
+
+def test_l5_a_write_after_a_rollback_is_lost_to_a_record_made_meanwhile():
+    store = store_for(POLICY)
+    claimed = engine.claim(operation(), POLICY)
+    store.transaction(claimed).roll_back()
+    with pytest.raises(TransactionEnded):
+        store.transaction(claimed)
+    with just_before(IN_INSERT, lambda: elsewhere(make_record)):
+        assert not store.complete(store.unlocked(claimed), StoredResponse(201))
+    assert record().response_body == b"the other's"
+
+
 def test_l5_a_record_made_meanwhile_undoes_the_run():
     """As by a process that can't call the functions: it does not meet the lock."""
 
     def view(request):
         elsewhere(make_record)
         return paying(request)
-
-    def make_record():
-        store = DatabaseStore(Policy(scope="public"), "default")
-        claimed = store.claim(operation(), uuid4())
-        assert store.complete(claimed, StoredResponse(201, (), b"the other's"))
 
     with heard(signals.stale_write_rejected) as rejected:
         answer = by_lock(view)()
@@ -367,7 +406,7 @@ def test_at_repeatable_read_a_read_after_commit_is_younger_than_the_locks(
         eventually(lambda: run_sql(WAITING))
         run.__exit__(None, None, None)
         run_sql("SELECT pg_advisory_unlock(77)")
-        assert read.result(10).response == StoredResponse(201)
+        assert read.result(60).response == StoredResponse(201)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +442,9 @@ def test_attempts_of_a_message_are_counted_once_it_has_failed():
 
 
 def test_attempts_of_a_redelivered_message_are_counted_before_they_have_ended():
-    """A process may have died in the handler. Of a lock, nothing would be left to tell."""
+    """A process may have died in the handler. Of a lock, nothing would be left to
+    tell.
+    """
 
     def handler(message, context):
         attempts.append(

@@ -1,4 +1,6 @@
-"""L1, L3, L4, L6: a claim that is a lock, whose owner is killed, or loses its connection, at each of its steps."""
+"""L1, L3, L4, L6: a claim that is a lock, whose owner is killed, or loses its
+connection, at each of its steps.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,8 @@ def test_an_owner_that_is_killed_leaves_all_or_nothing(point, other):
             assert retry().status_code == 409
             assert retry(body=OTHER_BODY).status_code == 422
         owner.kill()
-        answer = eventually(
-            lambda: completed(retry())
-        )  # once the database sees that it is gone
+        # once the database sees that it is gone
+        answer = eventually(lambda: completed(retry()))
     assert (is_replay(answer), effects(), record().attempts) == (point == AFTER, 1, 1)
 
 
@@ -95,8 +96,8 @@ def test_an_error_after_a_claim_ends_its_transaction(monkeypatch):
     assert by_lock(paying)().status_code == 201
 
 
-def test_who_asks_of_another_request_does_not_take_its_own_for_one(other_thread):
-    """The owner ends while it is asked about, and the same request comes again."""
+def test_a_caller_does_not_take_its_own_request_for_another(other_thread):
+    """The owner ends while it is asked about, and the same request is sent again."""
     op = operation()
     policy = Policy(mode=Atomic(claim="lock"), scope="public")
     owner = connection.copy()
@@ -108,9 +109,8 @@ def test_who_asks_of_another_request_does_not_take_its_own_for_one(other_thread)
 
     with owner.cursor() as cursor:
         cursor.execute("BEGIN")
-        cursor.execute(
-            MEET, [1, op.id, op.id]
-        )  # the locks of another request, and of the key
+        # the locks of another request, and of the key
+        cursor.execute(MEET, [1, op.id, op.id])
         with just_before(r"\s*SELECT EXISTS", come):
             outcome = engine.claim(op, policy.by_record)  # by waiting for a moment
     owner.close()

@@ -1,4 +1,6 @@
-"""L6 in lease mode: after an outage of the store owners have a heartbeat's time, and a finished run has precedence."""
+"""L6 in lease mode: after an outage of the store owners have a heartbeat's time, and a
+finished run has precedence.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,28 @@ from django.db import connection
 
 from django_idempotency import maintenance
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.values.policy import Lease
-from tests.support.callers import Gate, effects, entry_point, is_replay, record
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.policy import Lease, Policy
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    paying,
+    record,
+)
 from tests.support.owner_process import holding
 from tests.support.proxy import Proxy
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads
 from tests.support.views_of_laws import completed
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgresql
 
-LEASE = 5
+LEASE, SHORT = 5, 1.5
 TABLE = IdempotencyRecord._meta.db_table
 LEFT = f"SELECT count(*) FROM {TABLE} WHERE locked_until > clock_timestamp()"
 
@@ -113,7 +126,24 @@ def test_the_reaper_leaves_a_live_owner_its_lease(proxy):
     )
 
 
-def test_an_outage_during_the_time_that_owners_have_begins_it_anew(proxy):
+@pytest.mark.usefixtures("payer")
+def test_a_dead_owner_is_taken_over_even_if_each_lookup_takes_long(monkeypatch):
+    """As on a machine that is busy, and longer than short leases are renewed in."""
+    look = DatabaseStore.leases_left
+
+    def slow(store, records):
+        run_sql(f"SELECT pg_sleep({SHORT / 3})")
+        return look(store, records)
+
+    store = store_for(Policy(mode=Lease(seconds=SHORT)))
+    dead = claim(policy=store.policy)
+    monkeypatch.setattr(type(store), "leases_left", slow)
+    retry = entry_point(paying, mode=store.policy.mode)
+    assert eventually(lambda: completed(retry()))
+    assert (effects(), record().attempts) == (1, dead.attempt + 1)
+
+
+def test_an_outage_during_the_time_that_owners_have_restarts_it(proxy):
     """Two outages, with a moment between that is too short for a heartbeat."""
     view = Gate()
     with behind(proxy) as direct, running(view) as answer:

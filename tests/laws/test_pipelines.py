@@ -1,4 +1,6 @@
-"""L1, L3, L4, L8: what begins a business transaction, and what ends it, may be cut anywhere."""
+"""L1, L3, L4, L8: what begins a business transaction, and what ends it, may be cut
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from django_idempotency.stores import pipeline
 from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, is_replay, paying, record
-from tests.support.maintained import run_sql
 from tests.support.proxy import Cut, Moment
+from tests.support.sql import run_sql, value_of
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads, locked
 from tests.support.views_of_laws import completed
@@ -70,7 +72,7 @@ def test_the_end_takes_place_as_a_whole_or_not_at_all(proxy, kind, earlier, cut)
 @of_both_kinds
 @prepared_or_not
 @pytest.mark.parametrize("cut", AT_BEGIN, ids=lambda cut: cut.name)
-def test_the_begin_of_a_run_may_be_cut_anywhere(proxy, kind, earlier, cut):
+def test_the_beginning_of_a_run_may_be_cut_anywhere(proxy, kind, earlier, cut):
     warm_up(earlier, kind)
     proxy.cut = cut
     first = entry_point(paying, mode=Atomic(claim=kind))()
@@ -112,7 +114,8 @@ def test_messages_end_as_requests_do(proxy, kind, cut):
 
 
 AT_THE_END = """
-CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NULL; END $$;
+CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN {body}; RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER {name} AFTER INSERT ON testproject_ledgerentry
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {name}()
 """
@@ -140,7 +143,9 @@ def outcome_of(ask):
     "sqlstate", ["23505", "22012", "2201F", "26000", "0A000", "23514", "40001", "XX000"]
 )
 def test_an_error_of_commit_is_not_taken_for_one_of_the_write(kind, sqlstate):
-    """Whatever its code, and with the same outcome as where the statements go one by one."""
+    """Whatever its code, and with the same outcome as where the statements go one by
+    one.
+    """
 
     def ask():
         return entry_point(paying, mode=Atomic(claim=kind))()
@@ -154,15 +159,20 @@ def test_an_error_of_commit_is_not_taken_for_one_of_the_write(kind, sqlstate):
 
 
 @of_both_kinds
-def test_a_cancelled_commit_is_no_success(kind):
-    """As by an administrator. A statement timeout does not reach what COMMIT executes."""
+def test_a_cancelled_commit_is_a_failure(kind):
+    """As by an administrator. A statement timeout does not reach what COMMIT
+    executes.
+    """
 
     def view(request):
         pool.submit(cancel, connection.connection.info.backend_pid)
         return paying(request)
 
     def cancel(process):
-        in_commit = f"SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND query = 'COMMIT' AND state = 'active'"
+        in_commit = (
+            f"SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND query = 'COMMIT'"
+            " AND state = 'active'"
+        )
         eventually(lambda: run_sql(in_commit))
         run_sql(f"SELECT pg_cancel_backend({process})")
         connection.close()
@@ -203,7 +213,9 @@ class StruckForGood(BaseException):
 
 @contextmanager
 def struck(after, error=Struck):
-    """An exception from a signal's handler, as Celery's soft time limit and a worker's timeout raise."""
+    """An exception from a signal's handler, as Celery's soft time limit and a worker's
+    timeout raise.
+    """
 
     def strike(*_signal):
         raise error
@@ -219,7 +231,7 @@ def struck(after, error=Struck):
 
 @of_both_kinds
 @pytest.mark.parametrize("error", [Struck, StruckForGood])
-def test_a_signals_exception_during_commit_hides_no_effect(kind, error):
+def test_effects_are_reported_despite_a_signals_exception_during_commit(kind, error):
     """COMMIT is under way when it strikes, and takes place."""
     ask = entry_point(paying, mode=Atomic(claim=kind))
     with at_commit("PERFORM pg_sleep(1)"):
@@ -263,7 +275,7 @@ def test_other_threads_run_while_a_statement_is_waited_for():
     """libpq's own get_result() would keep the interpreter's lock for as long."""
 
     def wait():
-        pipeline.execute("SELECT pg_sleep(1)", (), connections["default"])
+        pipeline.execute("SELECT pg_sleep(3)", (), connections["default"])
         done.append(True)
 
     def watch():
@@ -275,7 +287,7 @@ def test_other_threads_run_while_a_statement_is_waited_for():
 
     done = []
     longest, _none = in_threads(2, lambda index: (watch, wait)[index]())
-    assert longest < 0.5
+    assert longest < 2
 
 
 @pytest.mark.pgbouncer
@@ -298,9 +310,7 @@ def test_behind_a_pooler_round_trips_are_as_few_and_nothing_is_prepared(
                 == 201
             )
         assert is_replay(entry_point(paying, mode=Atomic(claim=kind))())
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_prepared_statements")
-            assert cursor.fetchone() == (0,)
+        assert value_of("SELECT count(*) FROM pg_prepared_statements") == 0
         connection.close()
     ours = [
         together

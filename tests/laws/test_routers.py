@@ -1,4 +1,6 @@
-"""Tenants with a database each, chosen by a router: a run's record and effects are in one database, to its end."""
+"""Tenants with a database each, chosen by a router: a run's record and effects are in
+one database, to its end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection
 from django.http import HttpResponse
 
 from django_idempotency.messages import AlreadyDone, Consumer, Done, Message
@@ -21,6 +23,7 @@ from tests.support.aliases import another_alias
 from tests.support.callers import entry_point, is_replay, stop_heartbeat
 from tests.support.databases import create_database, drop_database
 from tests.support.private_servers import free_port
+from tests.support.sql import run_sql, value_of
 
 pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("routed")]
 
@@ -52,7 +55,9 @@ class Fickle:
 
 @pytest.fixture(scope="module")
 def databases(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[None]:
-    """An alias for each tenant, of a database with the package's tables and one for effects."""
+    """An alias for each tenant, of a database with the package's tables and one for
+    effects.
+    """
     with django_db_blocker.unblock(), ExitStack() as stack:
         for alias in TENANTS:
             name = f"{connection.settings_dict['NAME']}_{alias}"
@@ -60,8 +65,7 @@ def databases(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[
             stack.callback(drop_database, name)
             stack.enter_context(another_alias(alias, NAME=name))
             call_command("migrate", "django_idempotency", database=alias, verbosity=0)
-            with connections[alias].cursor() as cursor:
-                cursor.execute("CREATE TABLE effect (reference varchar(100))")
+            run_sql("CREATE TABLE effect (reference varchar(100))", using=alias)
         yield
 
 
@@ -77,20 +81,13 @@ def routed(databases, settings, transactional_db) -> Iterator[None]:
 
 
 def pay_into(alias: str, reference: str) -> None:
-    with connections[alias].cursor() as cursor:
-        cursor.execute("INSERT INTO effect VALUES (%s)", [reference])
+    run_sql("INSERT INTO effect VALUES (%s)", [reference], alias)
 
 
 def effects(reference: str) -> list[int]:
     """How many effects have committed in the database of each tenant."""
-    counts = []
-    for alias in TENANTS:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM effect WHERE reference = %s", [reference]
-            )
-            counts.append(cursor.fetchone()[0])
-    return counts
+    count = "SELECT count(*) FROM effect WHERE reference = %s"
+    return [value_of(count, [reference], alias) for alias in TENANTS]
 
 
 def records(**wanted: Any) -> list[int]:
@@ -177,7 +174,7 @@ def test_an_owner_that_lost_its_claim_gets_the_response_from_the_database_of_its
 
 
 @pytest.mark.postgresql
-def test_a_batch_is_claimed_and_run_in_one_database_however_often_the_router_changes_its_choice(
+def test_a_batch_is_claimed_and_run_in_one_database_whatever_the_router_chooses(
     settings,
 ):
     def handle(message: Message, context: Any) -> None:

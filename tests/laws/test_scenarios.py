@@ -1,4 +1,6 @@
-"""The scenarios by which the literature tells a sound implementation; crashes and mismatches are in test_laws_http."""
+"""The scenarios by which the literature tells a sound implementation; crashes and
+mismatches are in test_laws_http.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_two_at_once_409_for_the_second(server):
 
 
 def at_once(server, reference):
-    """Two answers to requests that overlapped; a replay shows that on this occasion they did not."""
+    """Two answers to requests that overlapped; a replay shows that on this occasion
+    they did not.
+    """
     answers = in_threads(
         2, lambda _: charge(server, reference, simulate={"delay_ms": 300})
     )

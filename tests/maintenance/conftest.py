@@ -17,8 +17,7 @@ def no_long_watch(short_watch):
 @pytest.fixture
 def no_history(monkeypatch):
     """Neither the admin nor an app keeps a history."""
-    with modify_settings(
-        INSTALLED_APPS={"remove": ["django.contrib.admin"]}
-    ):  # apps get ready again, and register
-        monkeypatch.setattr(history, "_logs", Registry())
+    # apps get ready again, and register
+    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
+        monkeypatch.setattr(history, "logs_of_wings", Registry())
         yield

@@ -23,7 +23,9 @@ ENTRIES = BEAT_SCHEDULE | BODIES_BEAT_SCHEDULE
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_a_scheduled_run_is_over_before_the_next_begins(entry):
-    """The message does not outlive ``expires``, nor the run ``time_limit``: so they can't overlap."""
+    """The message does not outlive ``expires``, nor the run ``time_limit``: so they
+    can't overlap.
+    """
     limits = entry["options"]
     assert limits["expires"] + limits["time_limit"] <= entry["schedule"]
     assert (
@@ -52,7 +54,7 @@ def test_the_tasks_take_what_their_schedule_gives_do_the_work_and_return_json():
 
 def test_a_pass_that_an_app_registers_later_is_a_task_too(monkeypatch):
     monkeypatch.setattr(passes.PASSES, "_items", [*passes.PASSES])
-    passes.register(replace(passes.CLEANUP, name="later"))
+    passes.PASSES.register(replace(passes.CLEANUP, name="later"))
     done("due")
     assert app.tasks["django_idempotency.later"](max_seconds=1)["done"] == {
         "deleted": 1
@@ -61,7 +63,8 @@ def test_a_pass_that_an_app_registers_later_is_a_task_too(monkeypatch):
 
 def test_the_schedule_can_be_imported_by_the_settings():
     program = (
-        "from django_idempotency.tasks import BEAT_SCHEDULE;"
-        "from django_idempotency.contrib.partitions import tasks; from django.apps import apps; assert not apps.ready"
+        "from django_idempotency.tasks import BEAT_SCHEDULE;from"
+        " django_idempotency.contrib.partitions import tasks; from django.apps import"
+        " apps; assert not apps.ready"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

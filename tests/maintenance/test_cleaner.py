@@ -95,7 +95,8 @@ def test_two_at_once_delete_everything_once():
     deleted = sum(
         one.rows for one in in_threads(3, lambda _: cleanup(batch=7, pause=0))
     )
-    # On MariaDB one can pass over a row that another has locked and, as a deadlock's victim, lets go again.
+    # On MariaDB one can pass over a row that another has locked and, as a deadlock's
+    # victim, lets go again.
     assert 93 < deleted <= 100
     assert deleted + cleanup().rows == 100
     assert keys() == set()

@@ -1,4 +1,6 @@
-"""A database that can't be reached, or refuses, ends a command with one line, and with JSON where that is asked for."""
+"""A database that can't be reached, or refuses, ends a command with one line, and with
+JSON where that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_a_missing_privilege_ends_a_command_with_one_line(
     with without_rights():
         assert (
             str(told(capsys, name))
-            == "The database or store failed, or can't be reached: ProgrammingError 42501"
+            == "The database or store failed, or can't be reached: ProgrammingError"
+            " 42501"
         )
 
 
@@ -109,6 +112,6 @@ def test_a_check_of_an_unavailable_database_exits_with_3(transactional_db, capsy
         )
 
 
-def test_an_id_that_nothing_has_is_no_error_of_the_database(transactional_db, capsys):
+def test_an_unknown_id_is_not_an_error_of_the_database(transactional_db, capsys):
     assert not IdempotencyRecord.objects.filter(pk=record_id("public", "k")).exists()
     assert str(told(capsys, "idempotency_keys show")).startswith("Unknown key")

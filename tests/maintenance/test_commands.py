@@ -1,4 +1,6 @@
-"""The commands: what they report, in words and as JSON, how they exit, and that SIGTERM ends them between batches."""
+"""The commands: what they report, in words and as JSON, how they exit, and that SIGTERM
+ends them between batches.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import record, shift
@@ -21,6 +22,7 @@ from tests.support.commands import told
 from tests.support.databases import environment
 from tests.support.happening import happen
 from tests.support.maintained import HOLD, HOUR, dead, done, fill
+from tests.support.sql import run_sql
 from tests.support.threads import OtherThread
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -62,11 +64,12 @@ def test_reap_takes_its_options():
 @pytest.mark.postgresql
 def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
     dead()
-    times = "locked_at = '1000-01-01', expires_at = '294276-01-01', purge_at = '294276-01-01'"
-    with (
-        connection.cursor() as cursor
-    ):  # to keep it for as long again is beyond the end of PostgreSQL's calendar
-        cursor.execute(f"UPDATE django_idempotency_record SET {times}")
+    times = (
+        "locked_at = '1000-01-01', expires_at = '294276-01-01', purge_at ="
+        " '294276-01-01'"
+    )
+    # to keep it for as long again is beyond the end of PostgreSQL's calendar
+    run_sql(f"UPDATE django_idempotency_record SET {times}")
     with pytest.raises(SystemExit) as ended:
         call_command("idempotency_reap")
     assert ended.value.code == 1

@@ -1,4 +1,6 @@
-"""What an operator decides about a key, what is refused, and that an owner that comes back changes nothing."""
+"""What an operator decides about a key, what is refused, and that an owner that comes
+back changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ ENDING = [Act.ALLOW_RETRY, Act.FAIL, Act.RESOLVE]
 
 
 def dead(**policy):
-    """The key's owner went no further than its claim, and its lease ran out an hour ago."""
+    """The key's owner went no further than its claim, and its lease ran out an hour
+    ago.
+    """
     claimed = claim(policy=Policy(**{"mode": "lease"} | policy))
     shift(locked_at=-HOUR, locked_until=-HOUR)
     return claimed
@@ -105,16 +109,13 @@ def done(outcome):
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AHEAD, AGO = NOW + timedelta(minutes=1), NOW - timedelta(minutes=1)
-LONG_AGO = NOW - timedelta(
-    minutes=2
-)  # when it was claimed: a lease that expired ends there
+# when it was claimed: a lease that expired ends there
+LONG_AGO = NOW - timedelta(minutes=2)
 RECORDS = {
     "live": {"status": Status.PROCESSING, "locked_until": AHEAD},
     "its lease lapses now": {"status": Status.PROCESSING, "locked_until": NOW},
-    "its lease lapsed": {
-        "status": Status.PROCESSING,
-        "locked_until": AGO,
-    },  # the store may have been away
+    # the store may have been away
+    "its lease lapsed": {"status": Status.PROCESSING, "locked_until": AGO},
     "started": {"status": Status.STARTED, "locked_until": AHEAD},
     "dead": {"status": Status.PROCESSING, "locked_until": LONG_AGO},
     "dead before it began": {"status": Status.STARTED, "locked_until": LONG_AGO},
@@ -134,10 +135,12 @@ OBJECTIONS = {
     "atomic": {Act.EXTEND: Refusal.NO_LEASE},
     "on_hold": {Act.EXTEND: Refusal.ENDED},
     "free to retry": {Act.ALLOW_RETRY: Refusal.FREE, Act.EXTEND: Refusal.ENDED},
-    "failed for good": dict.fromkeys(ENDING, Refusal.HAS_RESPONSE)
-    | {Act.EXTEND: Refusal.ENDED},
-    "completed": dict.fromkeys(ENDING, Refusal.HAS_RESPONSE)
-    | {Act.EXTEND: Refusal.ENDED},
+    "failed for good": (
+        dict.fromkeys(ENDING, Refusal.HAS_RESPONSE) | {Act.EXTEND: Refusal.ENDED}
+    ),
+    "completed": (
+        dict.fromkeys(ENDING, Refusal.HAS_RESPONSE) | {Act.EXTEND: Refusal.ENDED}
+    ),
 }
 
 
@@ -247,7 +250,7 @@ def test_a_resolved_key_replays_the_response_it_is_given(make, status, becomes):
 
 
 @pytest.mark.parametrize("status", [204, 205, 304])
-def test_a_body_where_no_server_could_send_one_is_refused(status):
+def test_a_body_is_refused_under_a_status_that_has_none(status):
     on_hold()
     before = row()
     with pytest.raises(ValueError, match=f"{status} has no body"):
@@ -263,7 +266,9 @@ def test_a_body_where_no_server_could_send_one_is_refused(status):
 @pytest.mark.parametrize("act", [Act.FAIL, Act.RESOLVE])
 @pytest.mark.parametrize("make", [on_hold, dead], ids=["on_hold", "dead"])
 def test_a_response_is_kept_from_now_for_as_long_as_its_policy_says(act, make):
-    """A key on hold waits however long; with an expired response the next request would run again."""
+    """A key on hold waits however long; with an expired response the next request would
+    run again.
+    """
     make(retention=HOUR, audit_retention=2 * HOUR)
     if record().on_hold:
         shift(updated_at=-10 * HOUR, expires_at=-9 * HOUR, purge_at=-8 * HOUR)
@@ -279,6 +284,14 @@ def test_a_response_is_kept_from_now_for_as_long_as_its_policy_says(act, make):
     assert kept["expires_at"] - kept["updated_at"] == timedelta(hours=1)
     assert kept["purge_at"] - kept["updated_at"] == timedelta(hours=2)
     assert is_replay(entry_point(paying, **HOLD)())
+
+
+@pytest.mark.parametrize("make", [on_hold, dead], ids=["on_hold", "dead"])
+def test_a_response_is_kept_for_good_if_its_policy_says_so(make):
+    make(retention=None)
+    done(fail(K))
+    assert row()["expires_at"] == row()["purge_at"]
+    assert IdempotencyRecord.objects.kept_for_good().exists()
 
 
 def test_an_extended_lease_is_not_taken_over():
@@ -301,7 +314,9 @@ def test_a_lease_is_never_shortened():
 @row_locks
 @pytest.mark.parametrize("act", Act)
 def test_a_live_owner_is_never_interfered_with(other_thread, act):
-    """In atomic mode, however old its claim: the lock of its row is the proof of life."""
+    """In atomic mode, however old its claim: the lock of its row is the proof of
+    life.
+    """
     claimed = dead(mode="atomic")
     with engine.execution(claimed, Policy()) as run:
         before = row()
@@ -357,7 +372,7 @@ def test_l5_an_owner_that_comes_back_after_a_decision(act, late):
 
 
 @pytest.mark.parametrize("act", ENDING)
-def test_l5_an_owner_in_atomic_mode_that_comes_back_leaves_no_effect(act):
+def test_l5_the_effects_of_a_late_owner_in_atomic_mode_are_undone(act):
     claimed = dead(mode="atomic")
     done(ACTS[act]())
     before = row()
@@ -414,7 +429,9 @@ def test_a_decision_and_a_retry_at_once_never_both_have_their_way(act):
 
 @pytest.mark.parametrize("act", ENDING)
 def test_a_decision_on_a_record_that_changed_since_it_was_seen_is_refused(act):
-    """It was on hold, somebody released it, it ran, and it is on hold again: that is another decision."""
+    """It was on hold, somebody released it, it ran, and it is on hold again: that is
+    another decision.
+    """
     on_hold()
     seen = version(record())
     done(allow_retry(K))
@@ -425,7 +442,7 @@ def test_a_decision_on_a_record_that_changed_since_it_was_seen_is_refused(act):
     done(ACTS[act](as_seen=version(record())))
 
 
-def test_replays_and_renewals_change_no_version():
+def test_replays_and_renewals_leave_the_version_alone():
     claimed = claim(policy=Policy(mode="lease"))
     seen = version(record())
     store = store_for(Policy(mode="lease"))

@@ -1,4 +1,6 @@
-"""Erasing a caller: what has ended of that scope goes, nothing else is touched, and what is left is told and listed."""
+"""Erasing a caller: what has ended of that scope goes, nothing else is touched, and
+what is left is told and listed.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,7 @@ from tests.support.callers import (
 )
 from tests.support.commands import told
 from tests.support.maintained import one_batch
+from tests.support.sql import run_sql
 from tests.support.statements import buffers, explaining
 from tests.support.views import code
 
@@ -363,13 +366,13 @@ def test_a_response_given_to_an_erased_record_is_kept():
 @pytest.mark.postgresql
 def test_erasing_goes_by_primary_key_in_bounded_statements():
     table = IdempotencyRecord._meta.db_table
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} (id, scope, key, method, path, fingerprint, mode, created_at, updated_at, expires_at,"
-            " purge_at, status, response_status, response_headers) SELECT gen_random_uuid(), 'user:8', i, 'POST', '/',"
-            " '', 'atomic', now(), now(), now(), now(), 'completed', 200, '[]' FROM generate_series(1, 20000) AS i"
-        )
-        cursor.execute(f"ANALYZE {table}")
+    run_sql(
+        f"INSERT INTO {table} (id, scope, key, method, path, fingerprint, mode,"
+        " created_at, updated_at, expires_at, purge_at, status, response_status,"
+        " response_headers) SELECT gen_random_uuid(), 'user:8', i, 'POST', '/',"
+        " '', 'atomic', now(), now(), now(), now(), 'completed', 200, '[]' FROM"
+        f" generate_series(1, 20000) AS i; ANALYZE {table}"
+    )
     with explaining(table, only=("SELECT",)) as plans:
         assert one_batch(erase, "user:8", batch=100, dry_run=True).rows == 100
     assert len(plans) == 2
@@ -420,7 +423,9 @@ REASON = "marked-reason"
 
 @pytest.fixture
 def marks(client, django_user_model, settings, transactional_db):
-    """What is in the database of a record that was on hold, was resolved and looked at, and has published an event."""
+    """What is in the database of a record that was on hold, was resolved and looked at,
+    and has published an event.
+    """
     settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
     client.force_login(django_user_model.objects.create_superuser("operator"))
     ended("marked-key", Fail(REASON, on_hold=True), scope=SCOPE)

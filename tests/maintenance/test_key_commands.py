@@ -1,4 +1,6 @@
-"""The commands for one key: what they tell apart, what they do and in whose name, what they refuse, and in English."""
+"""The commands for one key: what they tell apart, what they do and in whose name, what
+they refuse, and in English.
+"""
 
 from __future__ import annotations
 
@@ -279,6 +281,14 @@ def test_showing_an_unknown_key_is_an_error(capsys, arguments):
     ):
         call_command("idempotency_keys", "show", *arguments, "--json")
     assert "error" in json.loads(capsys.readouterr().out)
+
+
+def test_show_tells_that_a_key_is_kept_for_good(capsys):
+    settled("k", Keep(StoredResponse(200)), retention=None)
+    call_command("idempotency_keys", "show", "k")
+    shown = capsys.readouterr().out
+    assert "Every retry gets this response, for good" in shown
+    assert "until then" not in shown
 
 
 def test_show_takes_the_id_of_the_record():

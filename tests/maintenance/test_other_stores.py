@@ -1,4 +1,6 @@
-"""The records of a store outside the database: operators see them, decide about them, and erase and export them."""
+"""The records of a store outside the database: operators see them, decide about them,
+and erase and export them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from django_idempotency import engine, signals
 from django_idempotency.engine import leases
 from django_idempotency.maintenance import decisions
 from django_idempotency.maintenance.decisions import Refusal
+from django_idempotency.maintenance.passes import run_pass
 from django_idempotency.management.commands import idempotency_privacy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import (
@@ -58,16 +61,20 @@ def ended(key: str, verdict) -> None:
         run.verdict = verdict
 
 
-def lapsed(key: str) -> Claimed:
+def lapsed(key: str, **policy) -> Claimed:
     """Its owner is gone, and nobody has watched its lease."""
-    claim = claimed(key)
-    row = MemoryStore.rows[claim.id]
+    claim = claimed(key, **policy)
+    lapse(key)
+    return claim
+
+
+def lapse(key: str) -> None:
+    row = MemoryStore.rows[operation(key).id]
     times = {
         name: getattr(row, name) - timedelta(seconds=10)
         for name in ("locked_at", "locked_until")
     }
-    MemoryStore.rows[claim.id] = replace(row, **times)
-    return claim
+    MemoryStore.rows[row.id] = replace(row, **times)
 
 
 @pytest.fixture
@@ -360,3 +367,33 @@ def test_a_store_in_which_nothing_could_be_erased_says_so(capsys):
 def test_a_store_that_is_not_configured_is_an_error():
     with pytest.raises(CommandError, match="STORES has no store 'mien'"):
         call_command("idempotency_keys", "list", store="mien")
+
+
+@pytest.mark.django_db
+def test_keys_in_a_store_whose_owners_are_gone_are_freed_or_put_on_hold():
+    lapsed("gone")
+    lapsed("crashed", mode=Lease(seconds=1, on_crash="hold"))
+    counted = told("idempotency_reap", "--store=mine", "--dry-run")
+    assert [each["done"] for each in counted] == [{"failed": 2}]
+    with (
+        heard(signals.key_reaped) as reaped,
+        engine.execution(claimed("runs"), POLICY) as running,
+    ):
+        lapse("runs")  # its owner is alive, and renews its lease
+        run = [each["done"] for each in told("idempotency_reap", "--batch=2")]
+        assert read("runs").token == running.claim.token
+        running.verdict = Keep(StoredResponse(201))
+    assert run == [{"failed": 0, "on_hold": 0}, {"failed": 1, "on_hold": 1}]
+    assert {each["operation"].key: each["on_hold"] for each in reaped} == {
+        "gone": False,
+        "crashed": True,
+    }
+    assert listed() == {"crashed": "on hold"}
+    assert (read("gone").status, read("gone").on_hold) == ("failed", False)
+
+
+@pytest.mark.django_db
+def test_the_scheduled_pass_frees_keys_in_stores():
+    lapsed("gone")
+    assert run_pass("reap")["store:mine"]["done"]["failed"] == 1
+    assert isinstance(engine.claim(operation("gone"), POLICY), Claimed)

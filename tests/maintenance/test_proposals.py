@@ -1,4 +1,6 @@
-"""Where a second operator is required, one operator alone decides nothing, whatever they try."""
+"""Where a second operator is required, one operator alone decides nothing, whatever
+they try.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,7 @@ def test_a_proposal_ends_with_the_right_to_make_it(lost, operators):
     assert refused(allow_retry(K, by=bob)) == Refusal.PROPOSED
 
 
-def test_a_note_makes_no_proposal_of_an_entry(operators):
+def test_a_note_does_not_turn_an_entry_into_a_proposal(operators):
     alice, bob, _carol = operators
     on_hold()
     refused(allow_retry(K, by=alice))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 import pytest
@@ -34,9 +35,9 @@ from tests.support.maintained import (
     postgresql,
     renewed_before_the_update,
     row_locks,
-    run_sql,
     updates_refused,
 )
+from tests.support.sql import run_sql
 from tests.support.threads import just_before
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -81,7 +82,9 @@ def test_a_key_with_on_crash_hold_is_put_on_hold():
 
 @pytest.mark.parametrize("policy", [{"mode": "lease"}, HOLD], ids=["retry", "hold"])
 def test_a_reaped_key_is_kept_for_its_whole_retention(policy):
-    """Its heartbeat kept it alive beyond its retention; a key on hold that were expired now would simply run again."""
+    """Its heartbeat kept it alive beyond its retention; a key on hold that were expired
+    now would simply run again.
+    """
     dead(**policy, retention=HOUR, audit_retention=DAY)
     shift(locked_at=-10 * HOUR, expires_at=-9 * HOUR, purge_at=-9 * HOUR + DAY - HOUR)
     reap()
@@ -123,13 +126,16 @@ def test_a_response_that_is_there_is_left_alone():
 
 @row_locks
 def test_a_lease_can_not_be_renewed_between_the_row_lock_and_the_reaping():
-    """Else the owner would go on, believing that its lease is good, while a retry runs."""
+    """Else the owner would go on, believing that its lease is good, while a retry
+    runs.
+    """
     policy = Policy(mode="lease")
     with renewed_before_the_update(dead(mode="lease"), policy) as renewals:
         assert reap().done["failed"] == 1
     assert renewals[0].result() == set()
 
 
+@pytest.mark.not_on_citus
 @postgresql
 def test_where_leases_can_not_be_renewed_none_is_taken_from_its_owner(monkeypatch):
     """The database was read-only for as long as the leases were watched."""
@@ -140,16 +146,15 @@ def test_where_leases_can_not_be_renewed_none_is_taken_from_its_owner(monkeypatc
         return ownerless(seconds)
 
     dead(mode="lease")
-    shift(
-        locked_at=-HOUR - 0.001, locked_until=-HOUR
-    )  # a watch shorter than the query for its length is still a watch
+    # a watch shorter than the query for its length is still a watch
+    shift(locked_at=-HOUR - 0.001, locked_until=-HOUR)
     monkeypatch.setattr(reaper, "_is_ownerless", after_the_watch)
     with updates_refused(), pytest.raises(DatabaseError, match="no updates here"):
         reap()
     assert record().status == Status.PROCESSING
 
 
-def test_a_watch_that_the_deadline_cut_short_takes_no_lease():
+def test_a_watch_cut_short_by_its_deadline_does_not_take_a_lease():
     dead(mode="lease")
     dead("atomic")
     assert (reap(max_seconds=0).done["failed"], keys(status="failed")) == (
@@ -166,6 +171,19 @@ def test_a_lease_renewed_just_before_the_row_is_locked_is_left_alone(other_threa
     with just_before(LOCKING, lambda: other_thread(store_for(policy).renew, [claimed])):
         assert reap().done["failed"] == 0
     assert record().token == claimed.token
+
+
+@pytest.mark.parametrize(
+    ("path", "route"), [("/orders/", "orders/"), ("/no/longer/there/", None)]
+)
+def test_the_log_names_the_route_of_a_reaped_key(path, route, caplog):
+    caplog.set_level(logging.INFO, "django_idempotency")
+    dead(mode="lease")
+    IdempotencyRecord.objects.update(path=path)
+    reap()
+    (said,) = caplog.records
+    assert (said.event, said.view) == ("key_reaped", route)
+    assert said.getMessage().endswith(f" [{route}]" if route else "put it on hold.")
 
 
 def test_every_reaped_key_sends_one_signal_after_the_commit():

@@ -1,11 +1,12 @@
-"""Maintenance of a table whose rows are on several servers: no statement locks records of more than one shard."""
+"""Maintenance of a table whose rows are on several servers: no statement locks records
+of more than one shard.
+"""
 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from django.db import connection
 
 from django_idempotency.maintenance import cleanup, drop_bodies, erase, reap
 from django_idempotency.models import IdempotencyRecord, Status
@@ -15,6 +16,7 @@ from django_idempotency.values.policy import Policy
 from tests.support.callers import Gate, claim, record
 from tests.support.maintained import HOUR, TABLE, dead, fill, keys, postgresql
 from tests.support.shard_locks import refused_across_shards, shard_of
+from tests.support.sql import run_sql
 
 pytestmark = [
     postgresql,
@@ -26,7 +28,9 @@ MANY = 24
 
 @pytest.fixture
 def locked(payer, monkeypatch):
-    """The shards of each locking statement; one that names several is refused, as by Citus."""
+    """The shards of each locking statement; one that names several is refused, as by
+    Citus.
+    """
     with refused_across_shards(monkeypatch) as locked:
         yield locked
 
@@ -65,14 +69,14 @@ def test_a_bad_record_of_a_shard_is_isolated(locked):
     for number in range(9):
         dead(f"k{number}", mode="lease")
     bad = record("k4").pk
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"ALTER TABLE {TABLE} ADD CONSTRAINT no_k4 CHECK (key <> 'k4' OR status <> 'failed') NOT VALID"
-        )
-        try:
-            reaped = reap(batch=4)
-        finally:
-            cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT no_k4")
+    run_sql(
+        f"ALTER TABLE {TABLE} ADD CONSTRAINT no_k4 CHECK (key <> 'k4' OR status <>"
+        " 'failed') NOT VALID"
+    )
+    try:
+        reaped = reap(batch=4)
+    finally:
+        run_sql(f"ALTER TABLE {TABLE} DROP CONSTRAINT no_k4")
     assert (reaped.done["failed"], list(reaped.bad)) == (8, [str(bad)])
 
 

@@ -1,4 +1,6 @@
-"""What every pass of maintenance keeps: it is bounded, waits for nobody, and isolates what can't be written."""
+"""What every pass of maintenance keeps: it is bounded, waits for nobody, and isolates
+what can't be written.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ from tests.support.maintained import (
     fill,
     postgresql,
     row_locks,
-    run_sql,
     sums,
 )
+from tests.support.sql import run_sql
 from tests.support.threads import wait_little_for_locks
 
 pytestmark = pytest.mark.usefixtures("payer", "keys")
@@ -51,7 +53,9 @@ def under_the_old_key(key):
 
 @dataclass
 class Pass:
-    """``make``: a record for it. ``walks``: it goes through the table by ids, and tells how many it passed over."""
+    """``make``: a record for it. ``walks``: it goes through the table by ids, and tells
+    how many it passed over.
+    """
 
     work: Any
     make: Callable[[str], object]
@@ -95,6 +99,7 @@ def test_a_dry_run_counts_and_changes_nothing(one):
     assert list(IdempotencyRecord.objects.order_by("pk").values()) == before
 
 
+@pytest.mark.not_on_citus
 @row_locks
 @each_pass
 def test_a_record_that_somebody_has_locked_is_passed_over(one, other_thread):
@@ -115,18 +120,24 @@ def test_a_record_that_somebody_has_locked_is_passed_over(one, other_thread):
 
 REFUSING = {  # a database that won't let these rows change
     "postgresql": [
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$",
-        f"CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON {TABLE} FOR EACH ROW WHEN (old.key LIKE 'bad%')"
-        " EXECUTE FUNCTION refuse()",
+        (
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " RAISE 'refused'; END $$"
+        ),
+        (
+            f"CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON {TABLE} FOR EACH ROW"
+            " WHEN (old.key LIKE 'bad%') EXECUTE FUNCTION refuse()"
+        ),
     ],
     "mysql": [
-        f"CREATE TRIGGER refuse_{event} BEFORE {event} ON {TABLE} FOR EACH ROW IF old.`key` LIKE 'bad%' THEN"
-        " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF"
+        f"CREATE TRIGGER refuse_{event} BEFORE {event} ON {TABLE} FOR EACH ROW IF"
+        " old.`key` LIKE 'bad%' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT ="
+        " 'refused'; END IF"
         for event in ("UPDATE", "DELETE")
     ],
     "sqlite": [
-        f"CREATE TRIGGER refuse_{event} BEFORE {event} ON {TABLE} WHEN old.key LIKE 'bad%'"
-        " BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        f"CREATE TRIGGER refuse_{event} BEFORE {event} ON {TABLE} WHEN old.key LIKE"
+        " 'bad%' BEGIN SELECT RAISE(ABORT, 'refused'); END"
         for event in ("UPDATE", "DELETE")
     ],
 }
@@ -146,6 +157,7 @@ def bad_rows_refused():
                 run_sql(f"DROP TRIGGER refuse_{event}")
 
 
+@pytest.mark.not_on_citus
 @each_pass
 @pytest.mark.parametrize("batch", [2, 100])
 def test_a_record_that_can_not_be_written_does_not_stop_a_pass(one, batch):
@@ -166,6 +178,7 @@ def test_a_record_that_can_not_be_written_does_not_stop_a_pass(one, batch):
     assert one.work(batch=batch, pause=0).complete
 
 
+@pytest.mark.not_on_citus
 @row_locks
 def test_live_owners_before_a_bad_row_do_not_loop(other_thread):
     live = dead("live", since=DAY)
@@ -178,8 +191,9 @@ def test_live_owners_before_a_bad_row_do_not_loop(other_thread):
         run.verdict = Keep(StoredResponse(201))
 
 
+@pytest.mark.not_on_citus
 @postgresql
-def test_a_lost_connection_makes_no_bad_row(proxy):
+def test_a_lost_connection_is_not_blamed_on_a_row(proxy):
     for key in ("bad", "k1", "k2"):
         dead(key)
     updates = []
@@ -200,12 +214,14 @@ def test_a_lost_connection_makes_no_bad_row(proxy):
         connection.close()
 
 
+@pytest.mark.not_on_citus
 @postgresql
 def test_a_right_that_is_missing_is_an_error_and_not_a_bad_record():
     done("a")
     with role() as name, connection.cursor() as cursor:
         cursor.execute(
-            f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}; SET ROLE {name}"
+            f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}; SET ROLE"
+            f" {name}"
         )
         with pytest.raises(ProgrammingError, match="permission denied"):
             cleanup()
@@ -225,6 +241,7 @@ def with_needless_bodies(count):
     IdempotencyRecord.objects.update(purge_at=ahead(HOUR), response_body=b"body")
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.parametrize(
     ("work", "make"),
     [
@@ -235,9 +252,7 @@ def with_needless_bodies(count):
     ],
     ids=["reap", "cleanup", "drop_bodies", "erase"],
 )
-def test_batches_have_no_more_parameters_than_the_database_takes(
-    work, make, monkeypatch
-):
+def test_batches_have_as_many_parameters_as_the_database_takes(work, make, monkeypatch):
     make(70)
     monkeypatch.setattr(connection.features, "max_query_params", 60)
     sent = []
@@ -248,9 +263,7 @@ def test_batches_have_no_more_parameters_than_the_database_takes(
 
     with connection.execute_wrapper(count):
         assert work(batch=1000, pause=0).rows == 70
-    at_once = connection.vendor == "postgresql" and work in (
-        cleanup,
-        drop_bodies,
-    )  # these send no ids
+    # these send no ids
+    at_once = connection.vendor == "postgresql" and work in (cleanup, drop_bodies)
     assert max(sent) <= 60
     assert at_once or max(sent) >= 10

@@ -15,7 +15,9 @@ from django_idempotency.messages.runner import Runner
 
 @contextmanager
 def running(*runners: Runner[Any]) -> Iterator[None]:
-    """The runners, each in a thread of its own; stopped afterwards, and what one of them raised is raised."""
+    """The runners, each in a thread of its own; stopped afterwards, and what one of
+    them raised is raised.
+    """
     errors: list[BaseException] = []
 
     def run(runner: Runner[Any]) -> None:

@@ -17,9 +17,10 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import connections
 
-from tests.support.databases import database_url, environment
+from django_idempotency.values import scopes
+from tests.support.databases import environment
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +30,12 @@ ROOT = Path(__file__).parents[2]
 def start_worker(
     django_db_setup, rabbitmq_url, tmp_path_factory
 ) -> Iterator[Callable[..., Worker]]:
-    """Start a worker for the test database, on a queue of its own or on ``queue``; stopped after these tests.
+    """Start a worker for the test database, on a queue of its own or on ``queue``;
+    stopped after these tests.
 
     ``settings``: Django's, which differ. ``more``: variables of its environment.
     """
-    environment = {
-        "DATABASE_URL": database_url(
-            connection.settings_dict, connection.settings_dict["NAME"]
-        ),
+    given = environment() | {
         "CELERY_BROKER_URL": rabbitmq_url,
         "DJANGO_SETTINGS_MODULE": "tests.messages.worker_settings",
     }
@@ -74,7 +73,7 @@ def start_worker(
                     [*command, "-n", f"{name}@tests", "-Q", queue or name],
                     **{
                         "cwd": ROOT,
-                        "env": os.environ | environment | more,
+                        "env": given | more,
                         "stdout": log,
                         "stderr": log,
                     },
@@ -108,7 +107,8 @@ def worker(start_worker) -> Worker:
 
 @pytest.fixture
 def send(transactional_db, request) -> Iterator[Callable[..., str]]:
-    """Send a task to a worker: ``send(worker, task, *args, **options)``; its id is returned.
+    """Send a task to a worker: ``send(worker, task, *args, **options)``; its id is
+    returned.
 
     By RabbitMQ, or by Redis in tests that are marked so.
     """
@@ -144,7 +144,9 @@ def send(transactional_db, request) -> Iterator[Callable[..., str]]:
 def start_consumer(
     transactional_db: None,
 ) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start ``idempotency_consume`` for a runner, on the test database; killed after the test."""
+    """Start ``idempotency_consume`` for a runner, on the test database; killed after
+    the test.
+    """
     with ExitStack() as stack:
 
         def start(path: str, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
@@ -185,7 +187,9 @@ class Worker:
         ]
 
     def told(self, task_id: str) -> list[str]:
-        """How each delivery of the task ended here: what was returned, raised or said of it."""
+        """How each delivery of the task ended here: what was returned, raised or said
+        of it.
+        """
         return re.findall(rf"{task_id}\] (?:succeeded in \S+: |)(.*)", self.log())
 
     def stop(self) -> None:
@@ -200,9 +204,23 @@ class Worker:
 
     def kill_child(self) -> None:
         """SIGKILL to the process that runs the task alone."""
-        children = (
-            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-            .read_text()
-            .split()
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        # the next child may not have been started yet
+        first, *_others = eventually(lambda: children.read_text().split(), within=60)
+        os.kill(int(first), signal.SIGKILL)
+
+
+@pytest.fixture
+def enter_tenant(monkeypatch) -> Iterator[Callable[[str], None]]:
+    """Have the connection be in a tenant's schema, as django-tenants does."""
+
+    def enter(schema: str) -> None:
+        scopes.has_schemas.cache_clear()
+        monkeypatch.setattr(
+            connections["default"], "schema_name", schema, raising=False
         )
-        os.kill(int(children[0]), signal.SIGKILL)
+
+    yield enter
+    monkeypatch.undo()
+    scopes.has_schemas.cache_clear()

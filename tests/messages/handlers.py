@@ -32,7 +32,9 @@ def pay_from(attempt: int, *ids: str) -> Callable[[Message, Any], dict[str, int]
 
 
 def reading(alias: str) -> Callable[[Message, Any], None]:
-    """A handler that reads from the database ``alias``; its connection breaks after messages that are called "last"."""
+    """A handler that reads from the database ``alias``; its connection breaks after
+    messages that are called "last".
+    """
 
     def read(message: Message, context: Any) -> None:
         with connections[alias].cursor() as cursor:

@@ -128,7 +128,7 @@ def exits(reference: str) -> None:
 
 
 @shared_task(**LATE)
-@idempotent_task(max_crashes=2, mode=Atomic(claim="lock"))
+@idempotent_task(max_crashes=3, mode=Atomic(claim="lock"))
 def dies_by_lock(reference: str) -> None:
     logger.warning("ends %s", reference)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -184,3 +184,32 @@ class CountedRequest(Request):
 @idempotent_task
 def fails_by_a_request_of_its_own(reference: str) -> None:
     raise LookupError(reference)
+
+
+@shared_task(**LATE)
+@idempotent_task(key="charge-{reference}", retention=None)
+def charge_once(reference: str, amount: int = 5) -> dict[str, str]:
+    pay(reference, amount)
+    logger.warning("charges %s", reference)
+    time.sleep(0.02)
+    return {"entry": str(LedgerEntry.objects.get(reference=reference).pk)}
+
+
+@shared_task(bind=True, **LATE)
+@idempotent_task(key="{directory}", retention=3600, max_crashes=2)
+def does_as_told(task: Any, directory: str) -> str:
+    """Fail, end its worker or return, as a file says."""
+    word = (Path(directory) / "word").read_text()
+    logger.warning("%s %s", word, task.request.id)
+    if word == "fail":
+        raise LookupError(directory)
+    if word == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return word
+
+
+@shared_task(**LATE)
+@idempotent_task(key="tick-{task_id}", retention=3600)
+def ticks() -> str:
+    pay("tick")
+    return "ticked"

@@ -7,6 +7,7 @@ import sys
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from django_idempotency import current
 from django_idempotency.messages import (
     Backoff,
     Consumer,
@@ -15,7 +16,6 @@ from django_idempotency.messages import (
     Message,
     Retry,
     consume,
-    current_context,
 )
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Policy
@@ -75,7 +75,7 @@ def test_a_replayed_dead_letter_is_tried_as_often_again():
 
 
 @pytest.mark.parametrize("attempts", ["", "-1", "x", "9" * 50, None])
-def test_a_header_that_counts_no_attempts_counts_none(attempts):
+def test_a_header_without_a_count_of_attempts_counts_none(attempts):
     assert (
         Message("queue", "1", b"", {"idempotency-attempts": attempts}).attempts_before
         == 0
@@ -112,18 +112,18 @@ def test_backoff_grows_to_its_longest_and_never_overflows():
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 def test_code_deep_inside_a_handler_finds_its_context(mode):
     def deep():
-        return current_context().child_key("mail")
+        return current().child_key("mail")
 
     def handle(message, context):
         return [deep() == context.child_key("mail"), context.attempt]
 
     assert consume(MESSAGE, handle, policy=Policy(mode=mode)) == Done([True, 1])
-    assert current_context() is None
+    assert not current()
 
 
 def test_a_handler_has_its_context_again_after_a_message_of_its_own_that_failed():
     def handle(message, context):
         assert isinstance(consume(Message("inner", "1"), crash), Retry)
-        return current_context() is context
+        return current() is context
 
     assert consume(MESSAGE, handle, policy=Policy(mode="lease")) == Done(True)

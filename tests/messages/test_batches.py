@@ -1,4 +1,6 @@
-"""Messages that are handled together: each once, whatever becomes of the others. What one costs in statements."""
+"""Messages that are handled together: each once, whatever becomes of the others. What
+one costs in statements.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.messages.handlers import MESSAGE, pay
 from tests.support.callers import all_effects as effects
+from tests.support.callers import references
 from tests.support.databases import environment
 from tests.support.servers import ROOT
+from tests.support.sql import run_sql
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads, just_before
 
@@ -66,17 +70,14 @@ def test_each_of_many_is_handled_once_and_in_order(mode):
         kinds(consumer.consume_many(messages(*range(10, 30))))
         == [AlreadyDone] * 10 + [Done] * 10
     )
-    references = LedgerEntry.objects.order_by("created_at").values_list(
-        "reference", flat=True
-    )
-    assert list(references) == [str(number) for number in range(30)]
+    assert references() == [str(number) for number in range(30)]
 
 
 def test_a_message_that_fails_or_is_refused_undoes_its_own_effect_alone():
     consumer = Consumer("c", fussy)
     deliveries = consumer.consume_many(messages("a", "failing", "b", "refused", "c"))
     assert kinds(deliveries) == [Done, Retry, Done, Refused, Done]
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == [
+    assert sorted(references()) == [
         "a",
         "b",
         "c",
@@ -92,8 +93,8 @@ def swallow_an_integrity_error(message):
 
 
 def swallow_an_error_of_the_cursor(message):
-    with suppress(DatabaseError), connection.cursor() as cursor:
-        cursor.execute("SELECT nothing FROM nowhere")
+    with suppress(DatabaseError):
+        run_sql("SELECT nothing FROM nowhere")
 
 
 ONLY_IT, ALL = ["a", "spoilt", "b", "spoilt"], ["a", "spoilt", "a", "spoilt", "b"]
@@ -117,7 +118,8 @@ ONLY_IT, ALL = ["a", "spoilt", "b", "spoilt"], ["a", "spoilt", "a", "spoilt", "b
 def test_a_message_that_spoils_its_transaction_is_not_done(spoil, handled):
     """Nothing of it can be committed, so it is tried again, and the others are done.
 
-    What the others do outside of the database can't be undone, so they are not handled again without need.
+    What the others do outside of the database can't be undone, so they are not handled
+    again without need.
     """
     seen = []
 
@@ -134,7 +136,7 @@ def test_a_message_that_spoils_its_transaction_is_not_done(spoil, handled):
         Done,
     ]
     assert seen == handled
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+    assert sorted(references()) == ["a", "b"]
     assert kinds(Consumer("c", pay).consume_many(messages("a", "spoilt", "b"))) == [
         AlreadyDone,
         Done,
@@ -173,10 +175,10 @@ def test_an_effect_whose_rollback_is_interrupted_is_not_committed_with_the_other
         Done,
     ]
     assert not left
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+    assert sorted(references()) == ["a", "b"]
 
 
-def test_a_process_that_ends_in_a_rollback_handles_no_other_message(interrupting):
+def test_a_process_that_ends_in_a_rollback_stops_handling_messages(interrupting):
     interrupting(SystemExit())
     with pytest.raises(SystemExit):
         Consumer("c", fussy).consume_many(messages("a", "failing", "b"))
@@ -222,9 +224,7 @@ def test_in_order_none_passes_one_that_is_to_come_again(mode):
         AlreadyDone,
         Done,
     ]
-    paid = list(
-        LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
-    )
+    paid = references()
     assert [id for id in paid if id not in ("refused", "failing")] == ["a", "b", "c"]
     assert paid.index("failing") < paid.index("b")
 
@@ -305,7 +305,7 @@ def test_a_commit_that_fails_leaves_the_others_to_themselves():
 
     deliveries = Consumer("c", handle).consume_many(messages("a", "bad", "b"))
     assert kinds(deliveries) == [Done, Retry, Done]
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+    assert sorted(references()) == ["a", "b"]
 
 
 def test_a_batch_that_has_lost_a_claim_commits_nothing():
@@ -343,15 +343,19 @@ def test_a_connection_that_breaks_in_a_batch_loses_nothing():
     ids = messages("a", "b", "c")
     with just_before(r"INSERT INTO \"testproject_ledgerentry\"", cut):
         first = consumer.consume_many(ids)
-    again = [delivery if not isinstance(delivery, RetryLater) else consumer.consume(message)
-             for message, delivery in zip(ids, first, strict=True)]  # fmt: skip
+    again = [
+        consumer.consume(message) if isinstance(delivery, RetryLater) else delivery
+        for message, delivery in zip(ids, first, strict=True)
+    ]
     assert killed == [(True,)]
     assert set(kinds(again)) <= {Done, AlreadyDone}
     assert effects() == 3
 
 
-def test_claims_by_lock_that_end_meanwhile_hold_up_no_batch():
-    """Where each message then claimed by itself, all at once, the second one met the first one's transaction."""
+def test_a_batch_goes_on_after_claims_by_lock_that_end_meanwhile():
+    """Where each message then claimed by itself, all at once, the second one met the
+    first one's transaction.
+    """
     consumer = Consumer("c", pay, policy=Policy(mode=Atomic(claim="lock")))
     batch = messages("a", "b", "c")
     other = connection.copy()
@@ -379,14 +383,17 @@ from tests.messages.handlers import pay
 def handle(message, context):
     return os.kill(os.getpid(), 9) if message.id == "poison" else pay(message, context)
 
-consumer = Consumer("c", handle, max_attempts=2, policy=Policy(mode=Atomic(takeover_grace=0)))
+policy = Policy(mode=Atomic(takeover_grace=0))
+consumer = Consumer("c", handle, max_attempts=2, policy=policy)
 batch = [Message("queue", id, b"{}") for id in ("before", "poison", "behind")]
 print(*(type(delivery).__name__ for delivery in consumer.consume_many(batch)))
 """
 
 
-def test_a_message_that_ends_its_process_takes_no_other_with_it():
-    """The others are claimed with it once; after that only what begins to run is an attempt."""
+def test_a_message_that_ends_its_process_leaves_the_others_alone():
+    """The others are claimed with it once; after that only what begins to run is an
+    attempt.
+    """
     command = [sys.executable, "-c", POISONED]
     runs = [
         subprocess.run(
@@ -394,32 +401,33 @@ def test_a_message_that_ends_its_process_takes_no_other_with_it():
         )
         for _n in range(3)
     ]
-    assert [run.stdout for run in runs] == ["", "", "AlreadyDone Exhausted Done\n"], (
-        runs[-1].stderr
-    )
+    assert [run.stdout for run in runs] == [
+        "",
+        "",
+        "AlreadyDone Exhausted Done\n",
+    ], runs[-1].stderr
     assert effects() == 2
 
 
 @pytest.mark.parametrize("ids", [("a", "bad"), ("a", "bad", "b")])
 @pytest.mark.parametrize("statement", ["ROLLBACK", "COMMIT"])
-def test_a_handler_that_ends_the_transaction_itself_costs_no_effect(ids, statement):
+def test_effects_survive_a_handler_that_ends_the_transaction_itself(ids, statement):
     def handle(message, context):
         paid = pay(message, context)
         if message.id == "bad":
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
+            run_sql(statement)
         return paid
 
     told = Consumer("c", handle).consume_many(messages(*ids))
     done = {
         id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)
     }
-    there = sorted(LedgerEntry.objects.values_list("reference", flat=True))
+    there = sorted(references())
     assert "a" in done <= set(there)
     assert there == sorted(set(there)), "each once"
 
 
-def test_a_hook_that_raises_stops_no_other(caplog):
+def test_the_hooks_after_one_that_raises_still_run(caplog):
     ran = []
 
     def fail():
@@ -446,7 +454,9 @@ def test_a_message_takes_three_round_trips_and_a_duplicate_one():
 
 
 def test_a_message_by_lock_takes_two_round_trips():
-    """Claim with BEGIN; insert with COMMIT. A duplicate begins and ends a transaction to find out."""
+    """Claim with BEGIN; insert with COMMIT. A duplicate begins and ends a transaction
+    to find out.
+    """
     first, duplicate = statements_of(Policy(mode=Atomic(claim="lock")))
     assert [together[0] for together in first.round_trips] == ["BEGIN", first.all[3]]
     assert (len(first.round_trips), len(duplicate.round_trips)) == (2, 2)

@@ -28,7 +28,9 @@ def charge(
     task_id: str | None = None,
     **options: Any,
 ) -> str:
-    """Send the task to a worker, under an id of its own or ``task_id``, which is returned."""
+    """Send the task to a worker, under an id of its own or ``task_id``, which is
+    returned.
+    """
     return send(
         worker,
         task,
@@ -50,7 +52,9 @@ def results(task_id: str, *workers: Worker, count: int = 1) -> list[Any]:
 
 
 def test_a_child_that_ends_writes_what_it_has_counted(start_worker, send):
-    """Comes before there are workers of other tests, and ends before ten seconds are over: then they write anyway."""
+    """Comes before there are workers of other tests, and ends before ten seconds are
+    over: then they write anyway.
+    """
     worker = start_worker()
     task_id = charge(send, worker)
     results(task_id, worker)
@@ -117,7 +121,9 @@ def test_a_task_id_with_other_arguments_is_rejected(worker, send):
     task_id = charge(send, worker)
     results(task_id, worker)
     charge(send, worker, amount=6, task_id=task_id)
-    eventually(lambda: "first used for a message with a different body" in worker.log())
+    rejected = f"the task {task_id} was rejected: the first one had other arguments"
+    logged = f"{rejected} [{tasks.charge.name}]"
+    eventually(lambda: logged in worker.log())
     assert effects() == 1
 
 

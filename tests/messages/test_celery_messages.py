@@ -38,11 +38,8 @@ def effects():
 @pytest.mark.parametrize(
     ("task", "args", "result"),
     [
-        (
-            tasks.typed,
-            ["r"],
-            "{'amount': Decimal('1.10'), 'raw': b'ff00'}",
-        ),  # as Celery logs bytes
+        # as Celery logs bytes
+        (tasks.typed, ["r"], "{'amount': Decimal('1.10'), 'raw': b'ff00'}"),
         (tasks.ends_itself, ["r"], None),
     ],
     ids=["types", "Ignore"],
@@ -82,7 +79,7 @@ def test_a_task_that_an_operator_failed_does_not_succeed(worker, send):
     assert "TaskMarkedFailed('lost')" in ends(worker, task_id, 2)[1]
 
 
-def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(
+def test_a_retry_with_other_arguments_runs_although_the_first_attempt_has_not_ended(
     start_worker, send, tmp_path
 ):
     first = start_worker()
@@ -138,7 +135,7 @@ def test_callbacks_of_a_replay_have_the_ids_of_the_first(worker, send):
         link=tasks.child.si("linked").set(queue=worker.queue),
     )
     ends(worker, task_id, 2)
-    (first, second) = eventually(lambda: _ids_of_linked(worker, began))
+    first, second = eventually(lambda: _ids_of_linked(worker, began))
     assert first == second
     assert effects() == [("linked", 5), ("r", 5)]
 
@@ -158,7 +155,9 @@ def _ids_of_linked(worker, began):
 def test_a_task_that_ends_its_worker_is_tried_three_times_and_rejected(
     start_worker, send, task
 ):
-    """What its broker delivers again after a claim by lock claims by a record, which counts."""
+    """What its broker delivers again after a claim by lock claims by a record, which
+    counts.
+    """
     worker = start_worker()
     send(worker, task, "r")
     eventually(lambda: "attempts failed or were cut short" in worker.log(), within=60)
@@ -177,7 +176,9 @@ def test_a_call_with_keywords_is_the_call_with_positions(worker, send):
 def test_a_message_in_flight_keeps_serializer_and_correlation(
     start_worker, send, compression
 ):
-    """Without ``acks_late`` the broker has it no more, so it is published again: as it came."""
+    """Without ``acks_late`` the broker has it no more, so it is published again: as it
+    came.
+    """
     options = {
         "settings": {"CELERY_ACCEPT_CONTENT": ["json", "pickle"]},
         "C_FORCE_ROOT": "1",

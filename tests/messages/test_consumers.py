@@ -1,4 +1,6 @@
-"""The message entry point: once, however often it is delivered, and the right word to the broker each time."""
+"""The message entry point: once, however often it is delivered, and the right word to
+the broker each time.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_an_id_that_is_used_for_another_body_is_rejected():
 
 
 def test_of_concurrent_deliveries_one_is_handled():
-    """And then once more: where writers meet, as in SQLite and MariaDB, all of them may be told to come again."""
+    """And then once more: where writers meet, as in SQLite and MariaDB, all of them may
+    be told to come again.
+    """
     answers = [
         *in_threads(8, lambda _index: consume(MESSAGE, pay)),
         consume(MESSAGE, pay),
@@ -73,7 +77,7 @@ def test_a_delivery_while_another_is_at_work_is_to_be_retried_later(other_thread
     assert effects() == 1
 
 
-def test_a_rejected_message_stays_rejected_and_leaves_no_effect():
+def test_a_rejected_message_stays_rejected_and_its_effects_are_undone():
     def refuse(message, context):
         pay(message, context)
         raise RejectMessage("no such account")

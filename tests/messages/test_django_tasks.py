@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_idempotency.messages.django_tasks import TaskRejected, idempotent_task
+from django_idempotency import Rejected
+from django_idempotency.messages.django_tasks import idempotent_task
+from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import all_effects
+from tests.support.databases import environment
 
 pytestmark = [pytest.mark.django_tasks, pytest.mark.usefixtures("transactional_db")]
 
@@ -22,7 +28,9 @@ def tasks():
 
 
 def run_again(result):
-    """What a worker does with a task whose first worker died before it could say how it ended."""
+    """What a worker does with a task whose first worker died before it could say how it
+    ended.
+    """
     from django.tasks import TaskContext
 
     return result.task.call(
@@ -54,11 +62,11 @@ def unprotected(reference):
     raise AssertionError("it ran")
 
 
-def test_tasks_with_one_message_id_are_one(tasks):
-    results = [tasks.paying.enqueue("r-1", message_id="m-1") for _time in range(3)]
+def test_tasks_with_one_key_are_one(tasks):
+    results = [tasks.paying_once.enqueue("r-1") for _time in range(3)]
     assert [result.return_value["paid"] for result in results] == [5] * 3
     assert all_effects() == 1
-    tasks.paying.enqueue("r-1")
+    tasks.paying_once.enqueue(reference="r-2")
     assert all_effects() == 2
 
 
@@ -70,11 +78,38 @@ def test_a_task_that_fails_leaves_nothing_and_can_be_run_again(tasks):
         run_again(failed)
 
 
-def test_another_task_under_the_same_id_is_rejected(tasks):
-    tasks.paying.enqueue("r-1", message_id="m-1")
-    other = tasks.paying.enqueue("r-2", message_id="m-1")
-    assert other.errors[0].exception_class is TaskRejected
+def test_a_task_with_other_arguments_under_the_same_key_is_rejected(tasks):
+    tasks.paying_once.enqueue("r-1")
+    other = tasks.paying_once.enqueue("r-1", fails=True)
+    assert other.errors[0].exception_class is Rejected
     assert all_effects() == 1
+
+
+def test_failures_of_a_key_are_not_counted_as_crashes_of_a_task(tasks):
+    for _time in range(3):
+        failed = tasks.paying_once.enqueue("r-1", fails=True)
+        assert failed.errors[0].exception_class is LookupError
+    assert IdempotencyRecord.objects.get(key="charge-r-1").attempts == 3
+    with pytest.raises(LookupError):
+        run_again(failed)
+
+
+def test_only_a_task_that_has_ended_its_worker_too_often_is_rejected(tasks):
+    program = (
+        "import django; django.setup(); from tests.messages import tasks_of_django;"
+        " tasks_of_django.run('t-1', 'r-1')"
+    )
+    for _time in range(2):
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment() | {tasks.DIES: "1"},
+            check=False,
+        )
+        assert ended.returncode == -signal.SIGKILL
+    with pytest.raises(Rejected, match="2 attempts"):
+        tasks.run("t-1", "r-1", attempt=3)
+    assert all_effects() == 0
+    assert tasks.run("t-2", "r-1")["paid"] == 5
 
 
 @pytest.mark.parametrize("fails", [True, False])

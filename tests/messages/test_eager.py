@@ -1,4 +1,6 @@
-"""Celery's eager tasks inside a keyed view: they are a part of its operation, not one of their own."""
+"""Celery's eager tasks inside a keyed view: they are a part of its operation, not one
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def task():
 
 
 @pytest.mark.parametrize(("mode", "records"), [("atomic", 1), ("lease", 2)])
-def test_an_eager_task_is_a_part_of_an_atomic_view_and_has_its_own_record_in_a_lease_view(
+def test_an_eager_task_is_part_of_an_atomic_view_and_has_a_record_in_a_lease_view(
     task, mode, records
 ):
     def view(request):
@@ -49,6 +51,21 @@ def test_the_effect_of_an_eager_task_is_undone_with_the_view(task):
 
     assert entry_point(view)().status_code == 500
     assert (effects("eager"), record().status) == (0, "failed")
+
+
+def test_the_same_order_of_another_tenant_is_another_task(enter_tenant):
+    app = Celery("tests", set_as_current=False)
+
+    @app.task(name="tests.pay", shared=False)
+    @idempotent_task(key="order-{order}", retention=None)
+    def charge(order):
+        return str(pay("eager").pk)
+
+    results = []
+    for schema in ("acme", "other", "acme"):
+        enter_tenant(schema)
+        results.append(charge.apply([7]).get())
+    assert results[0] == results[2] != results[1]
 
 
 class Frame:
@@ -73,7 +90,7 @@ CIRCLE.append(CIRCLE)
     ["eager", {("EUR", 1): 5}, Frame(), CIRCLE],
     ids=["text", "keys", "no truth value", "circle"],
 )
-def test_a_task_in_no_transaction_runs_once_even_with_arguments_that_json_can_not_hold(
+def test_a_task_outside_transactions_runs_once_with_arguments_unfit_for_json(
     argument,
 ):
     app = Celery("tests", set_as_current=False)

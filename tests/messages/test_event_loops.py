@@ -8,6 +8,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
+from django_idempotency import current as context_here
 from django_idempotency.messages import (
     AlreadyDone,
     Consumer,
@@ -18,7 +19,6 @@ from django_idempotency.messages import (
     Retry,
     consume,
 )
-from django_idempotency.messages import current_context as context_here
 from django_idempotency.values.policy import Policy
 from tests.messages.handlers import MESSAGE, pay
 from tests.support.callers import all_effects as effects
@@ -82,7 +82,9 @@ class Callable:
     ids=["function", "object"],
 )
 def test_a_coroutine_function_is_refused_where_it_would_not_be_awaited(handler, name):
-    """Its effects would be missing, and each message would be tried until it is a dead letter."""
+    """Its effects would be missing, and each message would be tried until it is a dead
+    letter.
+    """
     consumer = Consumer("receipts", handler, policy=LEASE)
     for use in (
         lambda: consumer.consume(MESSAGE),

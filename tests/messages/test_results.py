@@ -1,4 +1,6 @@
-"""Which messages are the same, and what a redelivery gets: what the first delivery got."""
+"""Which messages are the same, and what a redelivery gets: what the first delivery
+got.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def failed(transactional_db):
     return IdempotencyRecord.objects.get().pk
 
 
-def test_a_message_that_an_operator_failed_is_no_success(failed):
+def test_a_message_that_an_operator_failed_is_reported_as_failed(failed):
     assert not isinstance(
         decisions.fail(failed, detail="never paid"), decisions.Refusal
     )
@@ -133,7 +135,7 @@ def test_the_reason_of_a_stored_failure_is_text(failed, body):
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_body_that_is_no_utf_8_is_compared_by_its_bytes():
+def test_a_body_that_is_not_utf_8_is_compared_by_its_bytes():
     message = Message("queue", "1", b"\xff\x00")
     assert isinstance(consume(message, pay), Done)
     assert isinstance(consume(message, pay), AlreadyDone)

@@ -1,4 +1,6 @@
-"""``idempotency_consume``: a runner in a process of its own, and what the checks say of it."""
+"""``idempotency_consume``: a runner in a process of its own, and what the checks say of
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,22 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.backends.signals import connection_created
 
-from django_idempotency.messages import Backoff, Consumer, Message
-from django_idempotency.messages.runner import NotTaken, Runner, health_endpoint
+from django_idempotency.messages import (
+    AwaitsStore,
+    Backoff,
+    Consumer,
+    Message,
+    RejectMessage,
+)
+from django_idempotency.messages.health import health_endpoint
+from django_idempotency.messages.runner import NothingHeard, NotTaken, Runner
 from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.policy import Atomic, Lease, Policy
-from testproject.models import LedgerEntry
-from tests.messages.brokers import Gate, running
+from tests.messages.brokers import Gate, beats_of, running
 from tests.messages.handlers import pay, pay_from, reading
 from tests.support.aliases import another_alias
 from tests.support.callers import all_effects as effects
+from tests.support.callers import references
 from tests.support.checks import ids_found
 from tests.support.waiting import eventually
 
@@ -121,9 +130,9 @@ def test_a_runner_receives_nothing_while_the_store_is_unavailable(proxy, batch):
     runner = Memory(Consumer("tests", pay), "first", "second", batch=batch)
     proxy.away = True
     with running(runner):
-        eventually(lambda: runner.counts["StoreAway"] >= 2)
+        eventually(lambda: runner.counts["AwaitsStore"] >= 2)
         runner.ids += map(str, range(40))
-        eventually(lambda: runner.counts["StoreAway"] >= 5)
+        eventually(lambda: runner.counts["AwaitsStore"] >= 5)
         in_hand = len(runner.at_work)
         proxy.come_back()
         eventually(lambda: runner.counts["Done"] == 42)
@@ -140,9 +149,8 @@ def test_messages_of_a_lane_keep_their_order_when_the_store_comes_back(proxy):
 
     def handle(message, context):
         handled.append(message.id)
-        if (
-            message.id == "a1" and handled.count("a1") < 3
-        ):  # in its batch, and then alone
+        # in its batch, and then alone
+        if message.id == "a1" and handled.count("a1") < 3:
             raise StoreUnavailable
         return pay(message, context)
 
@@ -150,12 +158,10 @@ def test_messages_of_a_lane_keep_their_order_when_the_store_comes_back(proxy):
     runner = Lanes(Consumer("tests", handle), *ids, batch=4)
     proxy.away = True
     with running(runner):
-        eventually(lambda: runner.counts["StoreAway"] > 3)
+        eventually(lambda: runner.counts["AwaitsStore"] > 3)
         proxy.come_back()
         eventually(lambda: runner.counts["Done"] == 12)
-    done = list(
-        LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
-    )
+    done = references()
     assert [[id for id in done if id[0] == lane] for lane in "ab"] == [
         ids[::2],
         ids[1::2],
@@ -166,10 +172,12 @@ def test_messages_of_a_lane_keep_their_order_when_the_store_comes_back(proxy):
 @pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize("claim", ["record", "lock"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_message_that_only_seems_to_lose_the_store_keeps_no_other_waiting(
+def test_a_message_that_only_seems_to_lose_the_store_does_not_delay_others(
     claim, batch
 ):
-    """It breaks its own connection each time. It goes back to its broker, and its attempts are counted."""
+    """It breaks its own connection each time. It goes back to its broker, and its
+    attempts are counted.
+    """
 
     def handle(message, context):
         if message.id == "poison":
@@ -191,6 +199,62 @@ def test_a_message_that_only_seems_to_lose_the_store_keeps_no_other_waiting(
     assert [received for received, _headers in runner.dead] == ["poison"]
 
 
+class Beating(Memory):
+    """Needs a heartbeat. Each message is a lane."""
+
+    heartbeat = 0.5
+
+    def lane(self, received):
+        return received
+
+
+class WithoutStore(Consumer):
+    def consume_many_in_thread(self, messages, *, in_order=False):
+        return [AwaitsStore(Beating.heartbeat / 10, "it is away")] * len(messages)
+
+
+def brief(message, context):
+    time.sleep(Beating.heartbeat / 10)
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize(
+    ("consumer", "ids"),
+    [
+        (WithoutStore("tests", pay), "m"),
+        (Consumer("tests", brief), [str(number) for number in range(40)]),
+    ],
+    ids=["the store is away", "many lanes"],
+)
+def test_a_heart_beats_by_one_clock_however_short_what_the_runner_does(consumer, ids):
+    runner = Beating(consumer, *ids, batch=40)
+    turns, turn = [], runner._turn
+    runner._turn = lambda: (turns.append(len(beats)), turn())
+    beats = beats_of(runner)
+    with running(runner):
+        eventually(lambda: len(beats) > 2)
+        runner.stop()
+    assert turns == [0]  # all of them within one turn
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_heart_beats_on_after_an_error_of_the_broker():
+    gate = Gate(pay)
+    runner, beats = Beating(Consumer("tests", gate), "m"), []
+
+    def keep_alive():
+        beats.append("beat")
+        if len(beats) == 2:
+            raise ConnectionError("throttled")
+
+    runner.keep_alive = keep_alive
+    with running(runner):
+        eventually(lambda: len(beats) > 3)
+        gate.opened.set()
+        eventually(lambda: runner.counts["Done"])
+    assert gate.runs == 1
+
+
 @pytest.mark.usefixtures("transactional_db")
 def test_a_message_that_the_broker_does_not_delay_is_tried_again_in_the_runner():
     class Full(Memory):
@@ -206,7 +270,7 @@ def test_a_message_that_the_broker_does_not_delay_is_tried_again_in_the_runner()
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_message_that_can_not_be_identified_ends_no_runner():
+def test_runners_survive_a_message_that_can_not_be_identified():
     class Picky(Memory):
         def message(self, received):
             return Message("memory", {"m": "m-1"}[received])
@@ -219,6 +283,57 @@ def test_a_message_that_can_not_be_identified_ends_no_runner():
         "poison",
         "it can't be identified: KeyError('poison')",
     )
+
+
+class Failing(Consumer):
+    def consume_many_in_thread(self, messages, *, in_order=False):
+        raise LookupError("no table")
+
+
+class Unwilling(Memory):
+    """Delays no message, and takes no dead letter."""
+
+    def later(self, received, delay):
+        raise NotTaken("no room")
+
+    def dead_letter(self, received, headers):
+        raise NotTaken("no queue")
+
+
+class Broken(Memory):
+    def receive(self, most, timeout):
+        raise self.ids.pop(0) if self.ids else NothingHeard("no topic")
+
+
+def refusing(message, context):
+    raise RejectMessage("no amount")
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize(
+    ("event", "runner"),
+    [
+        ("dead_lettered", Memory(Consumer("tests", refusing), "m")),
+        ("dead_letter_not_taken", Unwilling(Consumer("tests", refusing), "m")),
+        ("delay_not_taken", Unwilling(Failing("tests", refusing), "m")),
+        ("handler_failed", Memory(Failing("tests", refusing), "m")),
+        ("receiving_paused", Memory(WithoutStore("tests", refusing), "m")),
+        ("broker_unavailable", Broken(Consumer("tests", refusing), ConnectionError())),
+        (
+            "broker_unavailable",
+            Broken(Consumer("tests", refusing), NothingHeard("away")),
+        ),
+    ],
+)
+def test_log_records_of_a_runner_name_its_handler(event, runner, caplog):
+    def said():
+        return [entry for entry in caplog.records if entry.event == event]
+
+    with running(runner):
+        eventually(said)
+        runner.stop()
+    assert said()[0].view == f"{HERE}.refusing"
+    assert said()[0].getMessage().endswith(f" [{HERE}.refusing]")
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -237,7 +352,7 @@ def test_a_runner_stops_while_the_store_is_unavailable(proxy):
     runner = Memory(Consumer("tests", pay), "m")
     proxy.away = True
     with running(runner):
-        eventually(lambda: runner.counts["StoreAway"])
+        eventually(lambda: runner.counts["AwaitsStore"])
         assert runner.is_healthy
     assert (runner.at_work, runner.put_off, runner.is_healthy) == (["m"], [], False)
 

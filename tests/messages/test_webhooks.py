@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
+import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -16,7 +19,13 @@ from standardwebhooks import Webhook
 from django_idempotency.messages import RejectMessage
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Lease, Policy
-from django_idempotency.webhooks import WebhookView, standard_webhook
+from django_idempotency.webhooks import (
+    NotVerified,
+    WebhookView,
+    github_webhook,
+    standard_webhook,
+    stripe_webhook,
+)
 from tests.messages.handlers import pay
 from tests.support.callers import all_effects as effects
 
@@ -98,13 +107,49 @@ def test_a_retention_shorter_than_signatures_are_accepted_is_refused(settings, b
     type("Long", (Hook,), {"policy": Policy(retention=600)}).as_view()
 
 
-def test_another_timestamp_and_signature_make_no_other_event():
+def test_another_timestamp_and_signature_are_the_same_event():
     earlier = datetime.now(UTC) - timedelta(seconds=60)
     assert (post(signed()).status_code, post(signed(at=earlier)).status_code) == (
         200,
         200,
     )
     assert (effects(), IdempotencyRecord.objects.get().key) == (1, "evt-1")
+
+
+def test_verify_may_be_a_method():
+    class ByMethod(Hook):
+        trusted = "e-1"
+
+        def verify(self, request):
+            if request.headers["X-Event"] != self.trusted:
+                raise NotVerified
+            return self.trusted
+
+    post = RequestFactory().post
+    sent = {"data": BODY, "content_type": "application/json"}
+    view = ByMethod.as_view()
+    responses = [
+        view(post("/", **sent, headers={"X-Event": id})).status_code
+        for id in ("e-1", "e-1", "e-2")
+    ]
+    assert (responses, effects()) == ([200, 200, 401], 1)
+
+
+def by_header(request, name="X-Event", *more, **options):
+    return request.headers[name]
+
+
+@pytest.mark.parametrize(
+    "verify",
+    [by_header, partial(by_header, name="X-Event"), partial(by_header, at=1)],
+    ids=["defaults", "partial", "more options"],
+)
+def test_a_function_that_verifies_may_have_options(verify):
+    view = type("ByFunction", (Hook,), {"verify": verify}).as_view()
+    post = RequestFactory().post
+    sent = {"data": BODY, "content_type": "application/json"}
+    assert view(post("/", **sent, headers={"X-Event": "e-1"})).status_code == 200
+    assert IdempotencyRecord.objects.get().key == "e-1"
 
 
 def test_a_path_can_have_a_secret_of_its_own():
@@ -133,6 +178,7 @@ def test_each_of_several_secrets_will_do():
         signed(at=datetime.now(UTC) + timedelta(days=1)),
         signed() | {"webhook-id": "evt-2"},
         signed() | {"webhook-timestamp": "soon"},
+        signed() | {"webhook-timestamp": "9" * 400},
         *(
             signed() | {"webhook-signature": text}
             for text in ("x", "v1", "v1,a,b", "v1,abc", "v1,\xe9", "v1,AAAA x")
@@ -144,6 +190,71 @@ def test_a_request_that_is_not_verified_does_not_use_up_the_id(headers):
     assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
     assert post(signed()).status_code == 200
     assert effects() == 1
+
+
+@pytest.mark.parametrize("make", [standard_webhook, stripe_webhook, github_webhook])
+@pytest.mark.parametrize("secrets", [(), ("",), (" ",), (NEW, ""), (None,), (b"k",)])
+def test_a_verifier_refuses_unusable_secrets(make, secrets):
+    with pytest.raises(ImproperlyConfigured, match=rf"^{make.__name__}\(\) takes"):
+        make(*secrets)
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_é", "whsec_a", "whsec_ab!="])
+def test_a_secret_that_is_not_base64_is_refused_and_never_shown(secret):
+    with pytest.raises(ImproperlyConfigured, match="whsec_ and base64") as refused:
+        standard_webhook(NEW, secret)
+    assert repr(secret) not in str(refused.value)
+
+
+def by_stripe(body, *secrets, off=0, **more):
+    at = int(time.time()) + off
+    content = f"{at}.".encode() + body
+    signs = [hmac.new(it.encode(), content, "sha256").hexdigest() for it in secrets]
+    parts = {"t": at, **more}
+    named = [f"{name}={value}" for name, value in parts.items()]
+    return ",".join([*named, *(f"v1={sign}" for sign in signs)])
+
+
+PAID = b'{"id": "evt_1", "type": "paid"}'
+
+
+@pytest.mark.parametrize(
+    ("sign", "is_genuine"),
+    [
+        (lambda: by_stripe(PAID, "new"), True),
+        (lambda: by_stripe(PAID, "old"), True),
+        (lambda: by_stripe(PAID, "other", "old", v0="x"), True),
+        (lambda: by_stripe(PAID, "new", off=-200), True),
+        (lambda: by_stripe(PAID, "new", off=-301), False),
+        (lambda: by_stripe(PAID, "new", off=400), False),
+        (lambda: by_stripe(PAID, "other"), False),
+        (lambda: by_stripe(b"{}", "new"), False),
+        (lambda: by_stripe(PAID, "new").replace("v1=", "v0="), False),
+        (lambda: by_stripe(PAID, "new").replace("t=1", "t=2"), False),
+        (lambda: by_stripe(PAID), False),
+        *((it.format, False) for it in ("", "t", "t=,v1=", "t=soon,v1=\xe9", "v1,t")),
+        (lambda: f"t={'9' * 400},v1=a", False),
+    ],
+)
+def test_a_signature_of_stripe_is_accepted_only_if_it_is_genuine(sign, is_genuine):
+    request = RequestFactory().post(
+        "/", PAID, "application/json", headers={"Stripe-Signature": sign()}
+    )
+    verify = stripe_webhook("new", "old")
+    if is_genuine:
+        assert verify(request) == "evt_1"
+    else:
+        with pytest.raises(NotVerified):
+            verify(request)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"id": 5}', b'{"id": null}', b"\xff"])
+def test_a_signed_event_of_stripe_without_an_id_is_a_bad_request(body):
+    view = Hook.as_view(verify=stripe_webhook("new"))
+    headers = {"Stripe-Signature": by_stripe(body, "new")}
+    request = RequestFactory().post("/", body, "application/json", headers=headers)
+    assert view(request).status_code == 400
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
 
 
 def test_an_event_whose_handler_fails_is_asked_for_again():
@@ -189,12 +300,12 @@ def test_an_event_in_flight_is_to_come_again(other_thread):
     assert effects() == 1
 
 
-def test_atomic_requests_and_an_idempotency_key_are_no_obstacle(settings, monkeypatch):
+def test_a_key_works_under_atomic_requests(settings, monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     assert post(signed() | {"Idempotency-Key": "k"}).status_code == 200
     assert (effects(), IdempotencyRecord.objects.count()) == (1, 1)
 
 
-def test_a_signed_body_that_is_no_json_is_handled():
+def test_a_signed_body_that_is_not_json_is_handled():
     assert post(signed(body=b"paid"), b"paid").status_code == 200
     assert effects() == 1

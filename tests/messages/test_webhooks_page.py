@@ -1,4 +1,6 @@
-"""docs/consumers/webhooks.md: its views verify what Stripe and GitHub sign, and handle each event once."""
+"""docs/consumers/webhooks.md: its views verify what Stripe and GitHub sign, and handle
+each event once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import stripe  # noqa: F401
+import stripe
 
 from tests.support.pages import FENCE, text
 
@@ -54,7 +56,7 @@ def signed(secret, content):
 
 
 def test_an_event_of_stripe_is_handled_once(rf):
-    view, done = shown("StripeHook", "Order")
+    view, done = shown("StripeHook", "Payment")
     body, now = json.dumps(EVENT), int(time.time())
 
     def deliver(secret):
@@ -71,6 +73,8 @@ def test_an_event_of_stripe_is_handled_once(rf):
         200,
     ]
     assert done == [{"intent": "pi_1", "paid": True}]
+    signature = f"t={now},v1={signed('whsec_…'.encode(), f'{now}.{body}'.encode())}"
+    assert stripe.Webhook.construct_event(body, signature, "whsec_…")["id"] == "evt_1"
     assert view(rf.post("/", body, "application/json")).status_code == 401
 
 

@@ -1,4 +1,6 @@
-"""The test project's, with the settings that a test gives a worker or a relay in ``WORKER_SETTINGS``, as JSON."""
+"""The test project's, with the settings that a test gives a worker or a relay in
+``WORKER_SETTINGS``, as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Send every situation to every package, and print what came of it: ``python -m tests.migrating`` prints JSON.
+"""Send every situation to every package, and print what came of it: ``python -m
+tests.migrating`` prints JSON.
 
 Needs ``DATABASE_URL``: an empty database.
 """

@@ -15,9 +15,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 runs: Counter[str] = Counter()
-during: dict[
-    str, Callable[[], None]
-] = {}  # by reference: what is to happen in its first run, after its effect
+# by reference: what is to happen in its first run, after its effect
+during: dict[str, Callable[[], None]] = {}
 
 
 class Tokens(BaseAuthentication):

@@ -1,4 +1,6 @@
-"""The other packages, each as its own documentation shows it: alone, around ours, and ours alone."""
+"""The other packages, each as its own documentation shows it: alone, around ours, and
+ours alone.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,11 @@ def ours() -> View:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """``protect`` makes the view as the package protects it, with further mixins and attributes of the view inside.
+    """``protect`` makes the view as the package protects it, with further mixins and
+    attributes of the view inside.
 
-    ``records`` returns all that it has stored, as texts. ``settings`` are its own, ``switch`` what is added to them
-    while ours is inside.
+    ``records`` returns all that it has stored, as texts. ``settings`` are its own,
+    ``switch`` what is added to them while ours is inside.
     """
 
     distribution: str
@@ -89,7 +92,8 @@ def _by_idemkit(*mixins: type, **attributes: Any) -> View:
     config = HttpConfig(
         scope=lambda request: str(request.user.pk),
         require_key_for_mutations=True,
-        wait_timeout_seconds=0.2,  # 10 by default; only how long the test takes depends on it
+        # 10 by default; only how long the test takes depends on it
+        wait_timeout_seconds=0.2,
     )
     return protected(
         idempotent_view(backend=_idemkit_backend(), config=config),

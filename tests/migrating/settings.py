@@ -1,4 +1,6 @@
-"""A project that has all the other packages installed; which of them is at work is said by each request."""
+"""A project that has all the other packages installed; which of them is at work is said
+by each request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a client can meet, sent to a view with the old package, with ours, and with both during the switch."""
+"""What a client can meet, sent to a view with the old package, with ours, and with both
+during the switch.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def in_flight(stage: Stage) -> str:
 
 
 def sent_during(stage: Stage, other: Stage) -> tuple[dict[str, Any], Any, Any, str]:
-    """A payment, its response, that of its duplicate at ``other`` while the first is running, and their key."""
+    """A payment, its response, that of its duplicate at ``other`` while the first is
+    running, and their key.
+    """
     body, key = payment(), str(uuid4())
     seconds: list[Any] = []
 
@@ -177,11 +181,13 @@ def kept(peer: Peer) -> dict[str, bool]:
     }
 
 
-# --- The switch -------------------------------------------------------------------------------------------------------
+# --- The switch -----------------------------------------------------------------------
 
 
 def outcome(before: Stage, after: Stage) -> tuple[int, bool, int]:
-    """The status of a retry at another stage, whether it is the first response, and how many effects there are."""
+    """The status of a retry at another stage, whether it is the first response, and how
+    many effects there are.
+    """
     body, key = payment(), str(uuid4())
     first = before.send(body, key)
     second = after.send(body, key)
@@ -193,7 +199,9 @@ def outcome(before: Stage, after: Stage) -> tuple[int, bool, int]:
 
 
 def while_running(first: Stage, other: Stage) -> tuple[int, int, int]:
-    """The status of a duplicate at another stage, that of a retry there, and how many effects there are."""
+    """The status of a duplicate at another stage, that of a retry there, and how many
+    effects there are.
+    """
     body, _first, duplicate, key = sent_during(first, other)
     return (
         duplicate.status_code,

@@ -1,4 +1,6 @@
-"""docs/migrating.md says what the other packages do, what this one does, and what happens while both are there."""
+"""docs/migrating.md says what the other packages do, what this one does, and what
+happens while both are there.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +92,7 @@ def test_the_comparison_has_all_that_was_sent(observed):
 
 
 @pytest.mark.parametrize("package", PEERS)
-def test_during_the_switch_no_retry_runs_again_but_the_one_that_is_to_be_waited_for(
-    observed, package
-):
+def test_during_the_switch_only_the_retry_that_waits_runs_again(observed, package):
     switch = {name: tuple(found) for name, found in observed[package]["switch"].items()}
     there = 409 if package == "django-idempotency-key" else 201  # what it replays with
     assert switch["old, then both"] == switch["both, then old"] == (there, True, 1)

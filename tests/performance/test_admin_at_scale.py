@@ -1,4 +1,6 @@
-"""The pages of the admin on 200,000 records: what the database does for each, and for how long."""
+"""The pages of the admin on 200,000 records: what the database does for each, and for
+how long.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from django_idempotency.admin.lists import SITUATIONS
 from django_idempotency.maintenance.decisions import Act, version
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.keys import record_id
-from tests.support.maintained import TABLE, run_sql
+from tests.support.maintained import TABLE
+from tests.support.sql import run_sql
 from tests.support.statements import explaining, nodes
 
 # A partition with a few rows is read from end to end, and may be.
@@ -24,23 +27,33 @@ LIST = "/admin/django_idempotency/idempotencyrecord/"
 ROWS = 200_000
 MOST_SECONDS = 1.0  # of a machine that does other things, too
 
-# 4,000 in flight, 400 of them stuck; 200 on hold; 6,000 free to retry; the rest have ended over a day. The stuck
-# ones and the failures lie between the others, as they would.
+# 4,000 in flight, 400 of them stuck; 200 on hold; 6,000 free to retry; the rest have
+# ended over a day. The stuck ones and the failures lie between the others, as they
+# would.
 FILL = f"""
 INSERT INTO {TABLE} (
-    id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status, attempts, on_hold, reason,
-    token, locked_at, locked_until, updated_at, expires_at, purge_at, replays, response_status,
+    id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status,
+        attempts, on_hold, reason,
+    token, locked_at, locked_until, updated_at, expires_at, purge_at, replays,
+        response_status,
     response_headers, response_body
 )
 SELECT
-    gen_random_uuid(), 'user:' || i % 5000, 'key-' || i, (ARRAY['POST', 'POST', 'POST', 'PUT', 'PATCH'])[1 + i % 5],
-    '/api/' || (ARRAY['charges', 'refunds', 'orders', 'payouts'])[1 + i % 4] || '/' || i % 100000 || '/',
-    decode(repeat('ab', 32), 'hex'), CASE WHEN i % 3 = 0 THEN 'lease' ELSE 'atomic' END, false, at,
-    CASE WHEN kind < 20 THEN 'processing' WHEN kind < 51 THEN 'failed' ELSE 'completed' END, 1 + i % 3, kind = 20, '',
+    gen_random_uuid(), 'user:' || i % 5000, 'key-' || i, (ARRAY['POST', 'POST', 'POST',
+        'PUT', 'PATCH'])[1 + i % 5],
+    '/api/' || (ARRAY['charges', 'refunds', 'orders',
+        'payouts'])[1 + i % 4] || '/' || i % 100000 || '/',
+    decode(repeat('ab', 32), 'hex'), CASE WHEN i % 3 = 0 THEN 'lease' ELSE 'atomic'
+        END, false, at,
+    CASE WHEN kind < 20 THEN 'processing' WHEN kind < 51 THEN 'failed' ELSE 'completed'
+        END, 1 + i % 3, kind = 20, '',
     CASE WHEN kind < 20 THEN gen_random_uuid() END, CASE WHEN kind < 20 THEN at END,
-    CASE WHEN kind < 2 THEN at + interval '1 minute' WHEN kind < 20 THEN now() + random() * interval '1 hour' END,
-    at, at + interval '1 day', at + interval '1 day', CASE WHEN i % 97 = 0 THEN i % 7 ELSE 0 END,
-    CASE WHEN kind >= 51 THEN 201 END, CASE WHEN kind >= 51 THEN '[["Content-Type", "application/json"]]'::jsonb END,
+    CASE WHEN kind < 2 THEN at + interval '1 minute'
+        WHEN kind < 20 THEN now() + random() * interval '1 hour' END,
+    at, at + interval '1 day', at + interval '1 day', CASE WHEN i % 97 = 0 THEN i % 7
+        ELSE 0 END,
+    CASE WHEN kind >= 51 THEN 201 END, CASE
+        WHEN kind >= 51 THEN '[["Content-Type", "application/json"]]'::jsonb END,
     CASE WHEN kind >= 51 THEN convert_to(repeat('{{"id": 7}} ', 10), 'UTF8') END
 FROM (
     SELECT i, i % 1000 AS kind, now() - interval '1 day' + i * interval '432 ms' AS at
@@ -79,7 +92,9 @@ def person(many, db, client, django_user_model, settings):
 
 @contextmanager
 def watched():
-    """The plans of the statements on the records, and all statements with their seconds."""
+    """The plans of the statements on the records, and all statements with their
+    seconds.
+    """
     with explaining(TABLE, "COSTS") as plans, CaptureQueriesContext(connection) as sent:
         yield plans, sent
 
@@ -101,9 +116,8 @@ def cheap(plans, sent):
 
 
 def get(person, query):
-    for _attempt in range(
-        3
-    ):  # a machine that stood still just then does not do so each time
+    # a machine that stood still just then does not do so each time
+    for _attempt in range(3):
         with watched() as (plans, sent):
             response = person.get(LIST + query)
         assert response.status_code == 200

@@ -1,4 +1,6 @@
-"""A store as a project may write one, in the memory of one process; and some that don't keep what they promise."""
+"""A store as a project may write one, in the memory of one process; and some that don't
+keep what they promise.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ class MemoryStore(Store):
         return claim
 
     def hold(self, record: Snapshot, reason: str) -> None:
-        self.rows[record.id] = self._ended(
+        self.rows[record.id] = self._closed(
             record, status="failed", on_hold=True, reason=reason
         )
 
@@ -102,19 +104,19 @@ class MemoryStore(Store):
             "response_headers": response.headers,
             "response_body": response.body,
         }
-        return self._end(claim, status="failed" if failure else "completed", **kept)
+        return self._close(claim, status="failed" if failure else "completed", **kept)
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
-        return self._end(claim, status="failed", reason=reason, on_hold=on_hold)
+        return self._close(claim, status="failed", reason=reason, on_hold=on_hold)
 
-    def _end(self, claim: Claimed, **values: Any) -> bool:
+    def _close(self, claim: Claimed, **values: Any) -> bool:
         with self.mutex:
             record = self.owned(claim)
             if record is not None:
-                self.rows[claim.id] = self._ended(record, **values)
+                self.rows[claim.id] = self._closed(record, **values)
             return record is not None
 
-    def _ended(self, record: Snapshot, **values: Any) -> Snapshot:
+    def _closed(self, record: Snapshot, **values: Any) -> Snapshot:
         expires_at = self.now() + timedelta(seconds=self.policy.retention)
         return replace(record, **ENDED, expires_at=expires_at, **values)
 

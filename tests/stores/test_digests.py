@@ -1,4 +1,6 @@
-"""What a dumped row shows of a request: nothing that can be guessed without a digest key, however keys are rotated."""
+"""What a dumped row shows of a request: nothing that can be guessed without a digest
+key, however keys are rotated.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,8 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_idempotency import conf, forms
-from django_idempotency.engine import digests
+from django_idempotency.engine import Context, digests
 from django_idempotency.engine.claims import Claimant
-from django_idempotency.engine.run import Context
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values import fingerprints, keys
 from django_idempotency.values.outcomes import StoredResponse
@@ -243,7 +244,7 @@ def test_a_takeover_whose_response_was_lost_stays_under_its_key(have):
     assert child_key(found) == child_key(taken) == child_key(dead)
 
 
-# --- Keys from a callable --------------------------------------------------------------------------------------------
+# --- Keys from a callable -------------------------------------------------------------
 
 calls = []
 

@@ -1,5 +1,5 @@
-"""Encrypted at rest: without the key no response is read, no other record takes it, and where it is required, nothing
-runs.
+"""Encrypted at rest: without the key no response is read, no other record takes it, and
+where it is required, nothing runs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from django_idempotency import conf
 from django_idempotency.maintenance.cleaner import drop_bodies
 from django_idempotency.maintenance.decisions import Refusal, fail, resolve
 from django_idempotency.messages import Consumer, Message
-from django_idempotency.messages.message import StoreAway
+from django_idempotency.messages.message import AwaitsStore
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.reporting import logs
 from django_idempotency.stores.codec import (
-    Life,
+    Binding,
     decoded,
     encrypted,
     is_encrypted,
     key_id,
 )
 from django_idempotency.values.keys import record_id
-from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.outcomes import StoredResponse, dotted_name
 from django_idempotency.values.policy import Body, Policy
 from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
 from tests.support.callers import (
@@ -66,7 +66,9 @@ def new_key():
 
 
 OLD, NEW, DIGEST = new_key(), new_key(), new_key()
-LIFE = Life(record_id("s", "k"), "s", "k", b"f" * 32, datetime(2026, 1, 1, tzinfo=UTC))
+BINDING = Binding(
+    record_id("s", "k"), "s", "k", b"f" * 32, datetime(2026, 1, 1, tzinfo=UTC)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -118,10 +120,10 @@ def test_a_replay_is_exact_and_the_table_shows_nothing_of_it(mode):
     ],
 )
 def test_an_encrypted_response_is_decrypted_unchanged(response):
-    stored = encrypted(response, LIFE)
+    stored = encrypted(response, BINDING)
     assert is_encrypted(stored)
-    assert decoded(stored, LIFE) == response
-    assert stored.body != encrypted(response, LIFE).body, "never twice the same"
+    assert decoded(stored, BINDING) == response
+    assert stored.body != encrypted(response, BINDING).body, "never twice the same"
 
 
 def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
@@ -185,22 +187,23 @@ def test_an_undecryptable_response_is_never_replayed_or_rerun(mode, harm, keys, 
     assert effects() == before
     (said,) = errors(caplog)
     assert f"{record().pk} could not be decrypted" in said.getMessage()
+    assert said.view == dotted_name(card)
     assert SECRET not in caplog.text
 
 
 OTHER_LIVES = [
-    replace(LIFE, scope="t"),
-    replace(LIFE, key="l"),
-    replace(LIFE, scope="sk", key=""),
-    replace(LIFE, fingerprint=b"g" * 32),
-    replace(LIFE, fingerprint=b""),
-    replace(LIFE, created_at=LIFE.created_at + timedelta(microseconds=1)),
+    replace(BINDING, scope="t"),
+    replace(BINDING, key="l"),
+    replace(BINDING, scope="sk", key=""),
+    replace(BINDING, fingerprint=b"g" * 32),
+    replace(BINDING, fingerprint=b""),
+    replace(BINDING, created_at=BINDING.created_at + timedelta(microseconds=1)),
 ]
 
 
 @pytest.mark.parametrize("other", OTHER_LIVES)
 def test_another_life_of_a_record_does_not_open_a_response(other):
-    stored = encrypted(StoredResponse(201, (("A", "b"),), b"x"), LIFE)
+    stored = encrypted(StoredResponse(201, (("A", "b"),), b"x"), BINDING)
     assert decoded(stored, other) == StoredResponse(201, (), None)
 
 
@@ -325,7 +328,7 @@ def test_an_error_is_logged_once_a_minute_for_each_key(keys, caplog, monkeypatch
     assert len(errors(caplog)) == 3
 
 
-def test_a_record_kept_for_audit_has_no_response(keys, caplog):
+def test_a_record_kept_for_audit_loses_its_response(keys, caplog):
     send = entry_point(card, body=Body(encrypt=True))
     send()
     shift(expires_at=-1, purge_at=7200)
@@ -347,6 +350,7 @@ def test_without_a_key_the_response_is_given_and_not_stored(mode, keys, caplog):
     )
     assert SECRET not in everything_stored()
     assert "could not be encrypted, and is not stored: IndexError" in caplog.text
+    assert {entry.view for entry in errors(caplog)} == {dotted_name(card)}
 
 
 NOT_KEYS = ["short", "é" * 44, base64.b64encode(b"x" * 31).decode(), b"x" * 44, 7, None]
@@ -436,8 +440,8 @@ ONLY_DIGESTS = {"DIGEST_KEYS": WITH_KEY["ENCRYPTION_KEYS"]}
 @pytest.mark.parametrize(
     ("lost", "package", "reason"),
     [
-        ({}, True, "there is no key"),
-        (ONLY_DIGESTS, True, "there is no key"),
+        ({}, True, "there is no encryption key"),
+        (ONLY_DIGESTS, True, "there is no encryption key"),
         (WITH_KEY, False, "cryptography is not"),
     ],
     ids=["no key", "digest key only", "no package"],
@@ -445,7 +449,8 @@ ONLY_DIGESTS = {"DIGEST_KEYS": WITH_KEY["ENCRYPTION_KEYS"]}
 def test_a_request_that_can_not_be_encrypted_is_refused_until_it_can(
     mode, lost, package, reason, settings, monkeypatch, caplog
 ):
-    send = entry_point(card, mode=mode, body=Body(encrypt="require"))
+    # nor does it run unprotected: a wrong configuration is not an outage
+    send = entry_point(card, mode=mode, body=Body(encrypt="require"), fail_open=True)
     with monkeypatch.context() as without:
         settings.IDEMPOTENCY = lost | {"BODY": Body(encrypt="require")}
         if not package:
@@ -485,5 +490,5 @@ def test_messages_that_can_not_be_encrypted_stay_with_the_broker(together, setti
         if together
         else [*map(consumer.consume, messages)]
     )
-    assert [type(delivery) for delivery in deliveries] == [StoreAway] * 2
+    assert [type(delivery) for delivery in deliveries] == [AwaitsStore] * 2
     assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)

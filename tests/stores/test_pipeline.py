@@ -1,4 +1,6 @@
-"""Statements go past psycopg's cursors, those that follow each other together, and prepared where that is safe."""
+"""Statements go past psycopg's cursors, those that follow each other together, and
+prepared where that is safe.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import weakref
 from contextlib import contextmanager
 from functools import partial
 
+import psycopg
 import pytest
 from django.db import (
     DatabaseError,
@@ -24,12 +27,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import engine
 from django_idempotency.stores import pipeline
-from django_idempotency.stores.handled_errors import IN_TRANSACTION
-from django_idempotency.values.policy import Policy
+from django_idempotency.stores.django_state import IN_TRANSACTION
+from django_idempotency.values.policy import Atomic, Policy
 from tests.support.callers import MODES, effects, entry_point, operation, paying
 from tests.support.databases import environment
-from tests.support.maintained import run_sql
 from tests.support.servers import ROOT
+from tests.support.sql import run_sql
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads
 
@@ -46,7 +49,9 @@ in_each_mode = pytest.mark.parametrize("mode", MODES)
 
 @pytest.fixture
 def connect(monkeypatch):
-    """A new connection without a stated ``prepare_threshold``. Call it to connect anew with one."""
+    """A new connection without a stated ``prepare_threshold``. Call it to connect anew
+    with one.
+    """
 
     def connect(**stated):
         connection.close()
@@ -84,13 +89,15 @@ def prepare(mode="atomic"):
 
 @pytest.fixture
 def connect_directly(connect):
-    """A new connection of which is known that no pooler stands between. Call it to connect anew."""
+    """A new connection of which is known that no pooler stands between. Call it to
+    connect anew.
+    """
 
     def connect_directly():
         connect()
         connection.ensure_connection()
         for _ in range(pipeline.THRESHOLD):
-            pipeline.learn(
+            pipeline.note_process(
                 connection.connection.pgconn.backend_pid, connections["default"]
             )
 
@@ -106,7 +113,7 @@ def ask(statement, *values):
 def no_cursor(monkeypatch):
     """Call it, and no statement of ours may go by a cursor."""
     return lambda: monkeypatch.setattr(
-        pipeline, "_by_cursor", lambda *_: pytest.fail("went by a cursor")
+        pipeline, "_by_cursors", lambda *_: pytest.fail("went by a cursor")
     )
 
 
@@ -124,7 +131,7 @@ def test_statements_are_prepared_on_a_persistent_connection(mode):
 def test_a_stated_threshold_is_left_to_psycopg(connect, monkeypatch):
     connect(prepare_threshold=2, server_side_binding=True)
     monkeypatch.setattr(
-        pipeline, "_by_pipeline", lambda *_: pytest.fail("was prepared by us")
+        pipeline, "_by_pipeline", lambda *_, **_named: pytest.fail("was prepared by us")
     )
     for key in "jklm":
         engine.claim(operation(key), Policy())
@@ -140,13 +147,15 @@ def test_where_nothing_is_to_be_prepared_nothing_is(connect, no_cursor):
 
 
 def test_whom_another_process_answers_calls_nothing_prepared_any_more():
-    """A pooler that tells the process it has chosen first, and chooses another one later."""
+    """A pooler that tells the process it has chosen first, and chooses another one
+    later.
+    """
     prepare()
-    pipeline.learn(0, connections["default"])
+    pipeline.note_process(0, connections["default"])
     run_sql("DEALLOCATE ALL")
     assert entry_point(paying)().status_code == 201
     assert not verbs_prepared()
-    assert not pipeline._session(connection.connection).forgetful
+    assert not pipeline._session(connections["default"]).prepared.discarded
 
 
 @in_each_mode
@@ -247,7 +256,9 @@ def test_whoever_has_a_hand_in_commit_has_it_in_ours(monkeypatch):
 @in_each_mode
 @pytest.mark.parametrize("statement", [b"DISCARD ALL", b"DEALLOCATE ALL"])
 def test_once_statements_were_discarded_nothing_is_prepared(mode, statement):
-    """As on a connection of a pool that says DISCARD ALL whenever it gets it back: a new one would be no better."""
+    """As on a connection of a pool that says DISCARD ALL whenever it gets it back: a
+    new one would be no better.
+    """
     prepare(mode)
     inner = connection.connection
     for key in "klmn":
@@ -257,11 +268,42 @@ def test_once_statements_were_discarded_nothing_is_prepared(mode, statement):
     assert not verbs_prepared()
 
 
+def test_a_claim_by_lock_is_repeated_once_statements_were_discarded():
+    by_lock = entry_point(paying, mode=Atomic(claim="lock"))
+    for key in "klm":
+        assert by_lock(key).status_code == 201
+    connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
+    assert by_lock("n").status_code == 201
+    assert (effects(), verbs_prepared()) == (4, [])
+
+
+@pytest.mark.parametrize("error", [psycopg.DataError, LookupError])
+@pytest.mark.parametrize("where", ["_encode", "_receive"])
+def test_a_connection_is_given_up_where_nobody_could_tell_its_results(
+    connect_directly, monkeypatch, error, where
+):
+    """As an exception of a signal's may strike, or psycopg fail."""
+
+    def fail(*_args):
+        raise error
+
+    inner, lock = connection.connection, connection.connection.lock
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, where, fail)
+        with pytest.raises((DataError, LookupError)):
+            ask("SELECT %s::integer", 1)
+    given_up = (where, error) != ("_encode", psycopg.DataError)
+    assert inner.closed == given_up
+    # the old one may be held, and a rollback would wait for it
+    assert (inner.lock is not lock) == given_up
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda driver: driver.exec_(b"DEALLOCATE ALL"),
-        # As by an exception of a signal's, such as Celery's soft time limit, which the view takes for its end.
+        # As by an exception of a signal's, such as Celery's soft time limit, which the
+        # view takes for its end.
         lambda driver: driver.send_query(
             b"UPDATE testproject_ledgerentry SET amount = 6"
         ),
@@ -280,8 +322,9 @@ def test_a_view_that_leaves_its_connection_unusable_commits_nothing(spoil):
 
 
 def test_after_any_other_error_statements_are_prepared_as_before(connect_directly):
-    with pytest.raises(ProgrammingError):
-        ask("SELECT no_such_function(%s)", 1)
+    for _time in range(2):  # its name is not kept
+        with pytest.raises(ProgrammingError):
+            ask("SELECT no_such_function(%s)", 1)
     prepare()
 
 
@@ -313,7 +356,7 @@ def test_prepared_statements_do_not_keep_a_connection_alive(no_cursor):
     wrapper = connections.create_connection("default")
     wrapper.ensure_connection()
     for _ in range(pipeline.THRESHOLD):
-        pipeline.learn(wrapper.connection.pgconn.backend_pid, wrapper)
+        pipeline.note_process(wrapper.connection.pgconn.backend_pid, wrapper)
     no_cursor()
     assert pipeline.execute("SELECT %s::integer", (1,), wrapper).row == (1,)
     inner = weakref.ref(wrapper.connection)
@@ -323,7 +366,21 @@ def test_prepared_statements_do_not_keep_a_connection_alive(no_cursor):
     assert inner() is None
 
 
-SETTINGS = "SELECT current_setting('transaction_isolation'), current_setting('transaction_deferrable')"
+def test_prepared_statements_are_known_after_a_pool_lends_their_connection_again(
+    connect_directly,
+):
+    assert ask("SELECT %s::integer", 1) == (1,)
+    borrower = connections.create_connection("default")
+    borrower.connection = connection.connection
+    assert pipeline.execute("SELECT %s::integer", (2,), borrower).row == (2,)
+    assert pipeline.execute("SELECT %s::text", ("3",), borrower).row == ("3",)
+    assert len(verbs_prepared()) == 2
+
+
+SETTINGS = (
+    "SELECT current_setting('transaction_isolation'),"
+    " current_setting('transaction_deferrable')"
+)
 
 
 @pytest.mark.parametrize("name", ["isolation_level", "read_only", "deferrable"])

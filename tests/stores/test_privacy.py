@@ -1,4 +1,6 @@
-"""What is kept of an answer is what the policy says; failing at that costs the copy, never the answer."""
+"""What is kept of an answer is what the policy says; failing at that costs the copy,
+never the answer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from django_idempotency import engine, signals
 from django_idempotency.http.responses import stored
 from django_idempotency.messages import Message, Refused, RejectMessage, consume
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.values.outcomes import Keep, Replay, StoredResponse
+from django_idempotency.values.outcomes import (
+    Keep,
+    Replay,
+    StoredResponse,
+    dotted_name,
+)
 from django_idempotency.values.policy import Body, Policy
 from django_idempotency.values.response_headers import SENSITIVE_HEADERS
 from tests.support.callers import (
@@ -27,7 +34,7 @@ from tests.support.callers import (
     pay,
     record,
 )
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -144,6 +151,8 @@ def test_a_redaction_that_fails_costs_the_copy_and_never_the_response(
         f"{record().pk} could not be redacted, and is not stored" in said.getMessage()
     )
     assert (said.event, said.record_id) == ("response_lost", str(record().pk))
+    assert said.view == dotted_name(card)
+    assert said.getMessage().endswith(f" [{said.view}]")
     assert SECRET not in caplog.text
 
 
@@ -231,7 +240,8 @@ def test_objects_that_may_be_logged_show_neither_headers_nor_body():
 def test_a_row_that_the_database_refuses_is_not_quoted_in_the_log(caplog):
     """PostgreSQL's error quotes the beginning of each column."""
     run_sql(
-        "ALTER TABLE django_idempotency_record ADD CONSTRAINT empty CHECK (response_body IS NULL)"
+        "ALTER TABLE django_idempotency_record ADD CONSTRAINT empty CHECK"
+        " (response_body IS NULL)"
     )
     try:
         send = entry_point(card, mode="lease")

@@ -1,4 +1,5 @@
-"""The release before a migration goes on after it, on connections that have prepared its statements.
+"""The release before a migration goes on after it, on connections that have prepared
+its statements.
 
 The migrations here are made up: they follow the rule of docs/upgrading.md, or break it.
 """
@@ -10,7 +11,7 @@ from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.stores.claim_function import FUNCTION
 from tests.support.callers import effects, entry_point, paying
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -21,7 +22,8 @@ pytestmark = [
 TABLE = "django_idempotency_record"
 NEW_COLUMN = f"ALTER TABLE {TABLE} ADD COLUMN region text NOT NULL DEFAULT 'north'"
 WIDER = f"ALTER TABLE {TABLE} ALTER COLUMN attempts TYPE bigint"
-# The function of the release before returns what it did; the new release has one of its own.
+# The function of the release before returns what it did; the new release has one of its
+# own.
 CAST = FUNCTION.replace("old.attempts,", "old.attempts::integer,")
 NEW_FUNCTION = FUNCTION.replace(
     "django_idempotency_claim(", "django_idempotency_claim_2("
@@ -49,7 +51,9 @@ def migrated(other_thread):
 
 @pytest.fixture
 def pay():
-    """The entry point, on a connection that has prepared its statements and the plans of the claim's function."""
+    """The entry point, on a connection that has prepared its statements and the plans
+    of the claim's function.
+    """
     pay = entry_point(paying, mode="atomic")
     for key in ("one", "two", "three", "three", "two"):
         assert pay(key).status_code == 201

@@ -33,7 +33,9 @@ def test_a_retry_is_replayed_from_where_the_record_is(
     assert server.ledger(reference) == 1
 
     def kept_after_a_replay():
-        """A cache that was slow is left alone for some seconds; a later replay is kept again."""
+        """A cache that was slow is left alone for some seconds; a later replay is kept
+        again.
+        """
         return kept() - before or (
             server.post(path, PAYOUT | {"reference": reference}, key=key)
             and kept() - before

@@ -1,8 +1,9 @@
-"""What a store in a database, and the engine on it, do beyond the contract of all stores: columns, locks, waits."""
+"""What a store in a database, and the engine on it, do beyond the contract of all
+stores: columns, locks, waits.
+"""
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -45,7 +46,7 @@ from tests.stores.contract import (
     shift,
     taken_over,
 )
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads, wait_little_for_locks
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
@@ -143,7 +144,9 @@ def test_replays_are_added_to_what_was_counted():
 @pytest.mark.postgresql
 @pytest.mark.not_on_citus
 def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_thread):
-    """Whatever the plan is: two processes that count the same ones could wait for each other otherwise."""
+    """Whatever the plan is: two processes that count the same ones could wait for each
+    other otherwise.
+    """
     ids = sorted(claimed(key=str(number)).id for number in range(20))
     rows = IdempotencyRecord.objects.select_for_update(skip_locked=True)
     with ThreadPoolExecutor(1) as pool:
@@ -160,7 +163,7 @@ def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_threa
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_changes_no_other_record(write):
+def test_a_write_leaves_other_records_alone(write):
     claim, _others = claimed(), [claimed(key="other"), claimed(scope="other")]
 
     def rows():
@@ -183,6 +186,7 @@ def test_an_owner_finds_its_record_though_it_was_written_to_meanwhile():
     assert store_for(ATOMIC).read(owner.id).response == RESPONSE
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.postgresql
 def test_an_owner_that_does_not_get_the_row_lock_has_lost_its_claim(other_thread):
     claim = claimed()
@@ -221,6 +225,7 @@ def test_skip_locked_tells_a_locked_record_from_none(other_thread, lock):
     assert contended(claim) is Unlocked.ABSENT
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.postgresql
 @LOCKS
 def test_a_reference_to_a_record_is_not_taken_for_its_owner(other_thread, lock):
@@ -266,20 +271,19 @@ def test_a_claim_with_an_old_snapshot_does_not_wait_for_the_owner(
 ):
     claim = claimed()
     block = lock_in(other_thread, claim)
-    monkeypatch.setattr(
-        DatabaseStore, "read", lambda *_: None
-    )  # it was not there when looked for
-    began = time.monotonic()
+    # it was not there when looked for
+    monkeypatch.setattr(DatabaseStore, "read", lambda *_: None)
     with suppress(StoreConflict):
         assert not isinstance(store_for(ATOMIC).claim(operation(), uuid4()), Claimed)
-    assert time.monotonic() - began < 3
-    commit(other_thread, block)
+    commit(other_thread, block)  # only now could a claim that waits have gone on
 
 
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("impatient")
 def test_a_duplicate_does_not_wait_for_the_owners_commit(other_thread):
-    """An INSERT … ON CONFLICT would: the completing UPDATE makes an index entry that is not committed yet."""
+    """An INSERT … ON CONFLICT would: the completing UPDATE makes an index entry that is
+    not committed yet.
+    """
     claim = claimed()
     block = lock_in(other_thread, claim)
     assert other_thread(store_for(ATOMIC).complete, claim, RESPONSE)
@@ -289,6 +293,7 @@ def test_a_duplicate_does_not_wait_for_the_owners_commit(other_thread):
     assert store_for(ATOMIC).claim(operation(), uuid4()).record.response == RESPONSE
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.postgresql
 def test_a_new_record_is_made_under_a_lock_of_its_own_key(other_thread):
     block = transaction.atomic()
@@ -305,6 +310,7 @@ def test_a_new_record_is_made_under_a_lock_of_its_own_key(other_thread):
     assert isinstance(engine.claim(operation("another"), ATOMIC), Claimed)
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.postgresql
 def test_a_record_made_by_other_means_is_seen_when_asked_again(other_thread):
     block = transaction.atomic()
@@ -314,7 +320,7 @@ def test_a_record_made_by_other_means_is_seen_when_asked_again(other_thread):
         asking = pool.submit(in_threads, 1, lambda _: engine.claim(operation(), LEASE))
         eventually(someone_waits_for_a_lock)
         commit(other_thread, block)
-        (outcome,) = asking.result(10)
+        (outcome,) = asking.result(60)
     assert (outcome.attempt, outcome.id) == (2, made.id)
 
 

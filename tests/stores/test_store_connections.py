@@ -1,4 +1,6 @@
-"""The database, the clock and the connections that a store uses, those of background threads among them."""
+"""The database, the clock and the connections that a store uses, those of background
+threads among them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from django_idempotency.values.policy import Policy
 from testproject.models import LedgerEntry
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation
 from tests.support.callers import pay
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql, value_of
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -56,11 +58,8 @@ def _database_time() -> datetime:
         "mysql": "UNIX_TIMESTAMP(NOW(6))",
         "sqlite": "unixepoch()",
     }
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {seconds[connection.vendor]}")
-        return datetime.fromtimestamp(
-            float(cursor.fetchone()[0]), tz=timezone.get_fixed_timezone(0)
-        )
+    now = float(value_of(f"SELECT {seconds[connection.vendor]}"))
+    return datetime.fromtimestamp(now, tz=timezone.get_fixed_timezone(0))
 
 
 @MODES
@@ -85,6 +84,7 @@ class ReadsFromAReplica:
         return "elsewhere"
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.row_locks
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 def test_records_are_read_where_they_are_written(other_alias, settings, mode):

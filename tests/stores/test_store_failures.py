@@ -39,8 +39,22 @@ from tests.support.private_servers import free_port
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
+@pytest.fixture
+def unreachable(monkeypatch):
+    """Call it, and nothing listens where the database is said to be."""
+
+    with monkeypatch.context() as patch:
+
+        def go():
+            connection.close()
+            patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+            patch.setitem(connection.settings_dict, "PORT", free_port())
+
+        yield go
+
+
 @pytest.mark.row_locks
-def test_where_there_is_no_server_one_connection_is_tried(monkeypatch):
+def test_a_server_that_is_down_is_tried_once(monkeypatch, unreachable):
     """Each may take as long as the driver waits for an answer."""
     tried = []
     connect = connection.get_new_connection
@@ -49,12 +63,9 @@ def test_where_there_is_no_server_one_connection_is_tried(monkeypatch):
         "get_new_connection",
         lambda named: tried.append(named) or connect(named),
     )
-    connection.close()
-    with monkeypatch.context() as patch:
-        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
-        patch.setitem(connection.settings_dict, "PORT", free_port())
-        with pytest.raises(StoreUnavailable):
-            engine.claim(operation(), ATOMIC)
+    unreachable()
+    with pytest.raises(StoreUnavailable):
+        engine.claim(operation(), ATOMIC)
     assert len(tried) == 1
 
 
@@ -135,14 +146,11 @@ ASKING = WRITES | {
 
 @pytest.mark.row_locks
 @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
-def test_every_verb_of_an_unreachable_store_is_unavailable(ask, monkeypatch):
+def test_every_verb_of_an_unreachable_store_is_unavailable(ask, unreachable):
     claim = claimed()
-    connection.close()
-    with monkeypatch.context() as patch:
-        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
-        patch.setitem(connection.settings_dict, "PORT", free_port())
-        with pytest.raises(StoreUnavailable):
-            ask(claim)
+    unreachable()
+    with pytest.raises(StoreUnavailable):
+        ask(claim)
 
 
 @pytest.mark.postgresql
@@ -158,7 +166,6 @@ def test_after_a_failover_the_claim_finds_the_server_that_writes(policy):
         undo()  # the next connection is to another server
         found = engine.claim(operation(), policy)
         assert isinstance(found, Claimed)
-        with engine.execution(
-            found, policy
-        ) as run:  # a claim by lock has left its transaction open
+        # a claim by lock has left its transaction open
+        with engine.execution(found, policy) as run:
             run.verdict = Release()

@@ -1,4 +1,6 @@
-"""L9 in every time zone: in the hour that comes twice when summer time ends, a lease is neither longer nor shorter."""
+"""L9 in every time zone: in the hour that comes twice when summer time ends, a lease is
+neither longer nor shorter.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,13 @@ from django_idempotency.maintenance import decisions
 from django_idempotency.values.outcomes import InFlight
 from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import claim, entry_point, operation, paying, record
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
 
 BERLIN = "Europe/Berlin"
-ONCE = datetime.datetime(
-    2026, 10, 25, 0, 50, tzinfo=datetime.UTC
-)  # and 2:50 for the first time in Berlin
+# and 2:50 for the first time in Berlin
+ONCE = datetime.datetime(2026, 10, 25, 0, 50, tzinfo=datetime.UTC)
 ZONES = [
     pytest.param({}, id="UTC"),
     # What psycopg2 tells is without a fold.
@@ -66,7 +67,9 @@ def _forget_the_zone() -> None:
 
 @pytest.fixture
 def clock(zone) -> Iterator[None]:
-    """A function that is found before PostgreSQL's own, and tells the time that the test says."""
+    """A function that is found before PostgreSQL's own, and tells the time that the
+    test says.
+    """
     run_sql(CLOCK)
     run_sql("SET search_path = clock, pg_catalog, public")
     yield
@@ -95,6 +98,7 @@ def test_a_live_lease_is_live():
         assert isinstance(asked(), InFlight)
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
     ("stored", "asked", "is_kept"), [(5, 7, True), (-20, 30, False)]
@@ -107,8 +111,9 @@ def test_a_response_is_replayed_until_it_expires(stored, asked, is_kept):
         assert (send().content == first.content) == is_kept
 
 
+@pytest.mark.not_on_citus
 @pytest.mark.usefixtures("clock")
-def test_an_operator_ends_no_live_lease():
+def test_an_operator_can_not_end_a_live_lease():
     with at(ONCE):
         claim(policy=LEASE)
     with at(ONCE + minutes(2)):

@@ -11,39 +11,38 @@ from django.core.management import call_command
 from django.db import connection, connections
 
 from tests.support.callers import stop_heartbeat
+from tests.support.sql import run_sql
 
 if TYPE_CHECKING:
-    from tests.faults.cluster import (
-        Cluster,
-    )  # needs psycopg and psutil, which are not everywhere
+    # needs psycopg and psutil, which are not everywhere
+    from tests.faults.cluster import Cluster
 
 
 @contextmanager
 def role(*grants: str) -> Iterator[str]:
-    """Yield the name of a role of PostgreSQL's with these ``grants``, such as ``SELECT ON …``; its alone.
+    """Yield the name of a role of PostgreSQL's with these ``grants``, such as ``SELECT
+    ON …``; its alone.
 
     Roles belong to the server, which other runs of these tests may use now.
     """
     name = f"clerk_{uuid4().hex}"
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {name}")
+    run_sql(f"CREATE ROLE {name}")
     try:
-        with connection.cursor() as cursor:
-            for grant in ("USAGE ON SCHEMA public", *grants):
-                cursor.execute(f"GRANT {grant} TO {name}")
+        for grant in ("USAGE ON SCHEMA public", *grants):
+            run_sql(f"GRANT {grant} TO {name}")
         yield name
     finally:
         connection.close()  # with whatever role it has by now
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+        run_sql(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 @contextmanager
 def another_alias(name: str, **changed: Any) -> Iterator[str]:
-    """Have the alias ``name``, with the settings of the default database but for ``changed``.
+    """Have the alias ``name``, with the settings of the default database but for
+    ``changed``.
 
-    Afterwards no thread of the package has a connection to it: one that is not among the settings any more would be
-    closed by nobody.
+    Afterwards no thread of the package has a connection to it: one that is not among
+    the settings any more would be closed by nobody.
     """
     connections.settings[name] = {**connection.settings_dict, "TEST": {}, **changed}
     try:
@@ -51,16 +50,17 @@ def another_alias(name: str, **changed: Any) -> Iterator[str]:
     finally:
         stop_heartbeat()
         connections[name].close()
-        if (
-            connections[name].connection is not None
-        ):  # Django closes none to SQLite in memory
+        # Django closes none to SQLite in memory
+        if connections[name].connection is not None:
             connections[name].connection.close()
         del connections[name], connections.settings[name]
 
 
 @contextmanager
 def alias_of_cluster(name: str, cluster: Cluster) -> Iterator[str]:
-    """Have the alias ``name``, of a database of ``cluster`` with the package's tables."""
+    """Have the alias ``name``, of a database of ``cluster`` with the package's
+    tables.
+    """
     options = {"sslmode": "disable", "gssencmode": "disable"}
     where = {
         "HOST": "127.0.0.1",

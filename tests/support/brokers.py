@@ -21,7 +21,9 @@ PORTS = {"amqp": 5672, "amqps": 5671, "redis": 6379, "rediss": 6379, "nats": 422
 
 
 def url(broker: str) -> str:
-    """The address in the environment, or the usual one on this machine; each test process has a Redis database."""
+    """The address in the environment, or the usual one on this machine; each test
+    process has a Redis database.
+    """
     variable, usual = URLS[broker]
     if broker == "redis" and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
         usual = f"{usual.removesuffix('0')}{int(worker.removeprefix('gw')) % 16}"

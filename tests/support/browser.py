@@ -1,4 +1,6 @@
-"""Headless Chromium, driven by its own driver: what an operator sees and clicks, with everything inline blocked."""
+"""Headless Chromium, driven by its own driver: what an operator sees and clicks, with
+everything inline blocked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 PROGRAMS = ("chromium", "chromedriver")
-POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+POLICY = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none';"
+    " form-action 'self'"
+)
 QUIET = (
     "--headless=new",
     "--no-sandbox",  # there is no sandbox for root
@@ -30,7 +35,9 @@ WIDE, NARROW = (1280, 900), (390, 844)
 
 
 def strict_csp(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A middleware: nothing inline, nothing from elsewhere. What breaks it is in ``Browser.complaints``."""
+    """A middleware: nothing inline, nothing from elsewhere. What breaks it is in
+    ``Browser.complaints``.
+    """
 
     def middleware(request: Any) -> Any:
         response = get_response(request)
@@ -91,7 +98,10 @@ class Browser:
         """Click what leads to another page, and wait until it is there."""
         self.driver.execute_script("document.documentElement.dataset.left = 'yes'")
         element.click()
-        arrived = "return document.readyState === 'complete' && !document.documentElement.dataset.left"
+        arrived = (
+            "return document.readyState === 'complete' &&"
+            " !document.documentElement.dataset.left"
+        )
         WebDriverWait(self.driver, 10).until(
             lambda driver: driver.execute_script(arrived)
         )
@@ -116,19 +126,23 @@ class Browser:
 
     def scrolls_sideways(self) -> bool:
         """Whether the page is wider than the window."""
-        overflow = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        overflow = (
+            "return document.documentElement.scrollWidth >"
+            " document.documentElement.clientWidth"
+        )
         return bool(self.driver.execute_script(overflow))
 
     def complaints(self) -> list[str]:
-        """What the browser's console has had to say since it was last asked: errors, breaches of the policy."""
+        """What the browser's console has had to say since it was last asked: errors,
+        breaches of the policy.
+        """
         said = [
             entry["message"]
             for entry in self.driver.get_log("browser")
             if entry["level"] == "SEVERE"
         ]
-        return [
-            message for message in said if "/favicon.ico" not in message
-        ]  # the browser asks for that by itself
+        # the browser asks for that by itself
+        return [message for message in said if "/favicon.ico" not in message]
 
     def forget(self) -> None:
         """Who was signed in, and what was complained of."""
@@ -141,7 +155,9 @@ class Browser:
 
 @contextmanager
 def running_chromium(directory: Path) -> Iterator[Chrome]:
-    """Chromium with an empty profile in ``directory``. Both programs are the machine's own; none is downloaded."""
+    """Chromium with an empty profile in ``directory``. Both programs are the machine's
+    own; none is downloaded.
+    """
     chromium, chromedriver = (shutil.which(program) for program in PROGRAMS)
     options = ChromeOptions()
     options.binary_location = str(chromium)

@@ -1,4 +1,6 @@
-"""Call a view behind an entry point without a server, and read what is left of it: effects, and the record."""
+"""Call a view behind an entry point without a server, and read what is left of it:
+effects, and the record.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from django_idempotency.http.requests import identify
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
-from django_idempotency.values.outcomes import Claimed, Operation
+from django_idempotency.values.outcomes import Claimed, Operation, Verdict
 from django_idempotency.values.policy import Atomic, Lease, Policy
 from django_idempotency.values.rules import rules
 from testproject.models import LedgerEntry
@@ -59,7 +61,9 @@ def entry_point(
 def behind_middleware(
     view: Callable[..., HttpResponseBase],
 ) -> Callable[[Any], HttpResponseBase]:
-    """``view`` behind ``IdempotencyMiddleware`` alone, served as Django does; takes a request that ``post`` makes."""
+    """``view`` behind ``IdempotencyMiddleware`` alone, served as Django does; takes a
+    request that ``post`` makes.
+    """
     ours = "django_idempotency.middleware.IdempotencyMiddleware"
 
     def serve(request: Any) -> HttpResponseBase:
@@ -85,6 +89,12 @@ def claim(*args: Any, policy: Policy, **sent: Any) -> Claimed:
     return outcome
 
 
+def settle(claim: Claimed, policy: Policy, verdict: Verdict) -> None:
+    """Run what was claimed, with this end."""
+    with engine.execution(claim, policy) as run:
+        run.verdict = verdict
+
+
 def pay(reference: str = "r") -> LedgerEntry:
     """One effect."""
     payer = get_user_model().objects.get(username=PAYER)
@@ -101,6 +111,12 @@ def paying(request: Any) -> HttpResponse:
 def effects(reference: str = "r") -> int:
     """How many have committed."""
     return LedgerEntry.objects.filter(reference=reference).count()
+
+
+def references() -> list[str]:
+    """Of the effects, in the order in which they were made."""
+    made = LedgerEntry.objects.order_by("created_at")
+    return list(made.values_list("reference", flat=True))
 
 
 def all_effects() -> int:
@@ -123,10 +139,11 @@ def row(key: str = "k", scope: str = SCOPE) -> Any:
 
 
 def shift(key: str = "k", **seconds: float) -> None:
-    """Set times of the record, so many seconds from the database's now: ``shift(locked_until=-1)``."""
-    if (
-        seconds.get("locked_until", 1) < 0
-    ):  # a lease that was found expired ends where it began
+    """Set times of the record, so many seconds from the database's now:
+    ``shift(locked_until=-1)``.
+    """
+    # a lease that was found expired ends where it began
+    if seconds.get("locked_until", 1) < 0:
         seconds = {"locked_at": seconds["locked_until"]} | seconds
     times = {name: ahead(offset) for name, offset in seconds.items()}
     assert (
@@ -140,7 +157,7 @@ def stop(worker: Worker) -> None:
         for owed in ("_leases", "_suspects", "_replays", "_work"):
             vars(worker).get(owed, {}).clear()
         worker.changed.notify_all()
-    worker.join(10)
+    worker.join(60)
 
 
 def stop_heartbeat() -> None:
@@ -175,7 +192,9 @@ def is_replay(response: HttpResponseBase) -> bool:
 
 
 class Gate:
-    """A view that pays, and waits until it is let go. ``prepare`` is called first by the thread that it runs in."""
+    """A view that pays, and waits until it is let go. ``prepare`` is called first by
+    the thread that it runs in.
+    """
 
     def __init__(self, prepare: Callable[[], Any] = lambda: None) -> None:
         self.entered, self.let_go, self.prepare = (
@@ -192,7 +211,9 @@ class Gate:
 
     @contextmanager
     def running(self, **policy: Any) -> Iterator[Future[Any]]:
-        """The view runs, in a thread, until the block is left; its answer is a future."""
+        """The view runs, in a thread, until the block is left; its answer is a
+        future.
+        """
         with self.running_with("k", **policy) as answer:
             yield answer
 
@@ -218,7 +239,9 @@ GROUPS = {"atomic": Atomic, "lease": Lease}
 
 
 def mode_of(word: str, **options: Any) -> Atomic | Lease:
-    """Return the mode called ``word``, with those of ``options`` that it has; ``lease`` are the seconds of a lease."""
+    """Return the mode called ``word``, with those of ``options`` that it has; ``lease``
+    are the seconds of a lease.
+    """
     group: type[Atomic | Lease] = GROUPS[word]
     if "lease" in options:
         options["seconds"] = options.pop("lease")

@@ -19,7 +19,9 @@ CITUS, OUTBOX, PARTITIONS = (
 def found(
     *ids: str, label: str = CORE, databases: Collection[str] = ("default",)
 ) -> list[CheckMessage]:
-    """What the checks with these ids find, or all checks of the app ``label``, deployment checks included."""
+    """What the checks with these ids find, or all checks of the app ``label``,
+    deployment checks included.
+    """
     table = registered[label]
     rows = [row for row in table.rows if row.id in ids or not ids]
     assert {row.id for row in rows} >= set(ids)

@@ -10,7 +10,9 @@ from django.core.management import call_command
 
 
 def told(*arguments: str, exits: int = 0, **options: Any) -> list[dict[str, Any]]:
-    """Run a command that ends with the code ``exits``; the objects that it printed, one a line."""
+    """Run a command that ends with the code ``exits``; the objects that it printed, one
+    a line.
+    """
     out, code = StringIO(), 0
     try:
         call_command(*arguments, "--json", stdout=out, **options)

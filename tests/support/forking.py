@@ -1,4 +1,6 @@
-"""A process that has a lease and forks. Its child has another lease. Both write what they do in lines."""
+"""A process that has a lease and forks. Its child has another lease. Both write what
+they do in lines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from django_idempotency.values.policy import Lease
 from tests.support.waiting import eventually
 
 LEASE = 2
-# Called through PyDLL, which keeps the GIL: a fork without it may leave the child a GIL that nothing gives back.
+# Called through PyDLL, which keeps the GIL: a fork without it may leave the child a GIL
+# that nothing gives back.
 FORKS = {"os.fork": os.fork, "without Python's hooks": ctypes.PyDLL(None).fork}
 
 
@@ -50,9 +53,8 @@ def main(how: str) -> None:
     entered = threading.Event()
     threading.Thread(target=hold, args=("parent", entered), daemon=True).start()
     assert entered.wait(30)
-    eventually(
-        asleep
-    )  # what another thread was doing at the fork stays half done in the child
+    # what another thread was doing at the fork stays half done in the child
+    eventually(asleep)
     if FORKS[how]() == 0:
         hold("child", threading.Event())
     else:

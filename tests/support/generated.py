@@ -16,11 +16,16 @@ from typing import Any
 
 @contextmanager
 def generated_client(document: dict[str, Any], directory: Path) -> Iterator[ModuleType]:
-    """The package that is generated from an OpenAPI document, importable inside the block."""
+    """The package that is generated from an OpenAPI document, importable inside the
+    block.
+    """
     name = f"generated_{uuid.uuid4().hex}"
     (directory / "document.json").write_text(json.dumps(document))
     (directory / "plain.yml").write_text("post_hooks: []\n")
-    arguments = f"generate --path document.json --config plain.yml --meta none --output-path {name} --fail-on-warning"
+    arguments = (
+        "generate --path document.json --config plain.yml --meta none --output-path"
+        f" {name} --fail-on-warning"
+    )
     command = [sys.executable, "-m", "openapi_python_client", *arguments.split()]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

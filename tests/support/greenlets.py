@@ -1,4 +1,6 @@
-"""A process of gevent's in which one greenlet has locked a record that another one waits for."""
+"""A process of gevent's in which one greenlet has locked a record that another one
+waits for.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from gevent.event import Event  # noqa: E402
 
 def main() -> None:
     django.setup()
-    from django.db import connection, transaction
+    from django.db import transaction
 
     from django_idempotency import engine
     from django_idempotency.models import IdempotencyRecord
     from django_idempotency.values.outcomes import Claimed, Keep, StoredResponse
     from django_idempotency.values.policy import Policy
     from tests.support.callers import operation
+    from tests.support.sql import value_of
     from tests.support.waiting import eventually
 
     policy = Policy()
@@ -48,11 +51,10 @@ def main() -> None:
             eventually(somebody_waits)
 
     def somebody_waits() -> Any:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
-            )
-            return cursor.fetchone()[0]
+        return value_of(
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <>"
+            " pg_backend_pid()"
+        )
 
     gevent.joinall([gevent.spawn(wait), gevent.spawn(hold)], raise_error=True)
 

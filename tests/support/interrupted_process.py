@@ -1,8 +1,9 @@
-"""A process whose work a signal's exception interrupts at random moments, as Celery's soft time limit does.
+"""A process whose work a signal's exception interrupts at random moments, as Celery's
+soft time limit does.
 
-After each interruption it does one thing undisturbed, which must succeed. Prints how many things it has done, how often
-it was interrupted, and how many undisturbed things failed. Exits with 1 if something that was reported as done is not
-there.
+After each interruption it does one thing undisturbed, which must succeed. Prints how
+many things it has done, how often it was interrupted, and how many undisturbed things
+failed. Exits with 1 if something that was reported as done is not there.
 """
 
 from __future__ import annotations

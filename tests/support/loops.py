@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,5 +32,7 @@ def waiting_for_an_owner(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
         waits.set()
         await sleep(seconds)
 
-    monkeypatch.setattr("django_idempotency.http.run.asyncio.sleep", wait)
+    # only there: the test itself sleeps, too
+    patched = SimpleNamespace(**vars(asyncio) | {"sleep": wait})
+    monkeypatch.setattr("django_idempotency.engine.beginning.asyncio", patched)
     return waits

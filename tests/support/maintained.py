@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import factory
 import pytest
-from django.db import connection, connections
+from django.db import connections
 
 from django_idempotency import engine
 from django_idempotency.models import IdempotencyRecord, Status
@@ -20,6 +20,7 @@ from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Claimed
 from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import claim, entry_point, paying, record, shift
+from tests.support.sql import run_sql
 from tests.support.threads import just_before
 
 row_locks = pytest.mark.row_locks
@@ -32,7 +33,9 @@ HOLD = {"mode": Lease(on_crash="hold")}
 
 
 class RecordFactory(factory.django.DjangoModelFactory[IdempotencyRecord]):
-    """A record that no run has made: completed, without a body, which expires tomorrow."""
+    """A record that no run has made: completed, without a body, which expires
+    tomorrow.
+    """
 
     class Meta:
         model = IdempotencyRecord
@@ -66,7 +69,9 @@ class RecordFactory(factory.django.DjangoModelFactory[IdempotencyRecord]):
 
 
 def dead(key="k", *, since=HOUR, **policy):
-    """A key whose owner went no further than its claim, and whose lease ran out so long ago."""
+    """A key whose owner went no further than its claim, and whose lease ran out so long
+    ago.
+    """
     claimed = claim(key, policy=Policy(**policy))
     shift(key, locked_at=-since - 0.3, locked_until=-since)
     return claimed
@@ -104,7 +109,8 @@ def keys(**condition):
 
 
 LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
-CHANGING = r"UPDATE (?!.* SET .updated_at. = .*\..updated_at.)"  # not the one that only tries whether it can write
+# not the one that only tries whether it can write
+CHANGING = r"UPDATE (?!.* SET .updated_at. = .*\..updated_at.)"
 
 
 def one_batch(work, *args, **bounds):
@@ -119,14 +125,10 @@ def sums(work, **bounds):
     return [*found, last]
 
 
-def run_sql(sql, parameters=None):
-    with connection.cursor() as cursor:
-        cursor.execute(sql, parameters)
-        return cursor.fetchall() if cursor.description else None
-
-
 def fill(count, *, purge_at):
-    """So many answers, the oldest of them due in ``purge_at`` seconds, the others a second apart."""
+    """So many answers, the oldest of them due in ``purge_at`` seconds, the others a
+    second apart.
+    """
     RecordFactory.reset_sequence()
     IdempotencyRecord.objects.bulk_create(
         RecordFactory.build(
@@ -140,7 +142,9 @@ def fill(count, *, purge_at):
 def renewed_before_the_update(
     claimed: Claimed, policy: Policy
 ) -> Iterator[list[Future[set[UUID]]]]:
-    """Try, in another thread, to renew a claim's lease just before this thread's UPDATE; what came of it."""
+    """Try, in another thread, to renew a claim's lease just before this thread's
+    UPDATE; what came of it.
+    """
     renewals: list[Future[set[UUID]]] = []
 
     def renew() -> set[UUID]:
@@ -162,15 +166,15 @@ def renewed_before_the_update(
 REFUSE = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN RAISE read_only_sql_transaction USING MESSAGE = 'no updates here'; END $$;
-CREATE TRIGGER refuse BEFORE UPDATE ON django_idempotency_record EXECUTE FUNCTION refuse()
+CREATE TRIGGER refuse BEFORE UPDATE ON django_idempotency_record
+    EXECUTE FUNCTION refuse()
 """
 
 
 @contextmanager
 def updates_refused() -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute(REFUSE)
-        try:
-            yield
-        finally:
-            cursor.execute("DROP FUNCTION IF EXISTS refuse CASCADE")
+    run_sql(REFUSE)
+    try:
+        yield
+    finally:
+        run_sql("DROP FUNCTION IF EXISTS refuse CASCADE")

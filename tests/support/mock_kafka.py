@@ -1,4 +1,6 @@
-"""Kafka as librdkafka simulates it: a cluster inside this process that others reach over TCP, without a disk."""
+"""Kafka as librdkafka simulates it: a cluster inside this process that others reach
+over TCP, without a disk.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tests.support.private_servers import PrivateServer
 
 
 class MockKafka:
-    """A mock cluster that lives as long as the producer that made it. A topic has four partitions."""
+    """A mock cluster that lives as long as the producer that made it. A topic has four
+    partitions.
+    """
 
     def __init__(self) -> None:
         from confluent_kafka import Producer
@@ -39,7 +43,9 @@ class MockKafka:
 
 
 class PrivateKafka(PrivateServer):
-    """A mock cluster in a process of its own, which may be frozen. ``url``: where its broker listens, once it runs."""
+    """A mock cluster in a process of its own, which may be frozen. ``url``: where its
+    broker listens, once it runs.
+    """
 
     url: str
 

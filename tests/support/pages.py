@@ -29,7 +29,9 @@ def slug(heading):
 
 
 def anchors(page):
-    """What a link to a part of the page may name: a heading, or what the page says is an anchor."""
+    """What a link to a part of the page may name: a heading, or what the page says is
+    an anchor.
+    """
     slugs = {
         slug(heading) for level in (1, 2, 3, 4) for heading in headings(page, level)
     }

@@ -1,4 +1,5 @@
-"""A partitioned record table for tests, divided more finely than in practice, so that tests cross its bounds.
+"""A partitioned record table for tests, divided more finely than in practice, so that
+tests cross its bounds.
 
 With ``IDEMPOTENCY_PARTITIONED=1`` in the environment, the whole suite runs with one.
 """
@@ -19,7 +20,9 @@ PARAMETERS = "autovacuum_vacuum_scale_factor = 0.01"  # as in the migration
 
 
 def divide(*bounds: datetime) -> None:
-    """Partitions that end at each of ``bounds``, and a last one without end, for a table without rows."""
+    """Partitions that end at each of ``bounds``, and a last one without end, for a
+    table without rows.
+    """
     from django_idempotency.contrib.partitions.catalog import read_layout, template
     from django_idempotency.contrib.partitions.conversion import enable
     from django_idempotency.contrib.partitions.layout import TABLE, creation
@@ -44,7 +47,9 @@ def divide_finely() -> None:
 
 
 def make_plain() -> None:
-    """Make the table plain again, with its rows, by the statements of the page on partitions."""
+    """Make the table plain again, with its rows, by the statements of the page on
+    partitions.
+    """
     from django_idempotency.contrib.partitions.catalog import read_layout
     from django_idempotency.contrib.partitions.conversion import INDEXES
     from django_idempotency.contrib.partitions.layout import TABLE

@@ -31,7 +31,9 @@ def program() -> str | None:
 
 
 def _server(settings: dict[str, Any]) -> str:
-    """The server behind the pool as libpq parameters; passwords with quotes in them are not for tests."""
+    """The server behind the pool as libpq parameters; passwords with quotes in them are
+    not for tests.
+    """
     parameters = {
         "host": settings["HOST"] or "/var/run/postgresql",
         "port": settings["PORT"] or 5432,
@@ -42,7 +44,9 @@ def _server(settings: dict[str, Any]) -> str:
 
 
 def _unprivileged(settings: dict[str, Any]) -> str:
-    """Who to be instead of root, as whom it refuses to run: somebody who may open the server's socket."""
+    """Who to be instead of root, as whom it refuses to run: somebody who may open the
+    server's socket.
+    """
     sockets = (
         list(Path(settings["HOST"]).glob(".s.PGSQL.*"))
         if settings["HOST"].startswith("/")
@@ -55,7 +59,9 @@ def _unprivileged(settings: dict[str, Any]) -> str:
 def running_pgbouncer(
     settings: dict[str, Any], directory: Path, *, pool_mode: str = "transaction"
 ) -> Iterator[int]:
-    """The port of a PgBouncer in front of the server in ``settings`` (of a connection), stopped at the end."""
+    """The port of a PgBouncer in front of the server in ``settings`` (of a connection),
+    stopped at the end.
+    """
     port, configuration = free_port(), directory / "pgbouncer.ini"
     filled = {"server": _server(settings), "port": port, "pool_mode": pool_mode}
     configuration.write_text(CONFIGURATION.format_map(filled))

@@ -1,4 +1,6 @@
-"""Servers of the tests' own, each in a process on a free port: they may be frozen, killed and started again."""
+"""Servers of the tests' own, each in a process on a free port: they may be frozen,
+killed and started again.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ def free_port() -> int:
 
 @dataclass(eq=False)
 class PrivateServer:
-    """``command`` starts it, and what it prints is added to ``log``. ``user``: who it runs as, if not as the tests.
+    """``command`` starts it, and what it prints is added to ``log``. ``user``: who it
+    runs as, if not as the tests.
 
-    ``ending``: the signal by which it stops at once, whoever is connected. Everything that it starts is in its session,
-    unless it leaves that, and gets the signals that it gets.
+    ``ending``: the signal by which it stops at once, whoever is connected. Everything
+    that it starts is in its session, unless it leaves that, and gets the signals that
+    it gets.
     """
 
     command: Sequence[str]
@@ -42,9 +46,8 @@ class PrivateServer:
             self.process = subprocess.Popen(
                 self.command,
                 user=self.user,
-                cwd="/"
-                if self.user
-                else None,  # who may not look into the directory of the tests
+                # who may not look into the directory of the tests
+                cwd="/" if self.user else None,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -83,7 +86,9 @@ class PrivateServer:
         self.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """At once, as by a crash of the machine, but with what the system's cache holds."""
+        """At once, as by a crash of the machine, but with what the system's cache
+        holds.
+        """
         if self.runs:
             self.send_signal(signal.SIGKILL)
         if self.process is not None:
@@ -110,12 +115,16 @@ RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 
 
 def rabbitmq_program() -> str | None:
-    """Debian's command insists on the system's node; behind it is the one that starts any."""
+    """Debian's command insists on the system's node; behind it is the one that starts
+    any.
+    """
     return RABBITMQ if Path(RABBITMQ).exists() and os.geteuid() == 0 else None
 
 
 class PrivateRabbitMQ(PrivateServer):
-    """A node with a directory and ports of its own. What it has confirmed survives a kill."""
+    """A node with a directory and ports of its own. What it has confirmed survives a
+    kill.
+    """
 
     def __init__(self, directory: Path) -> None:
         port = free_port()
@@ -149,7 +158,9 @@ def nats_program() -> str | None:
 
 
 class PrivateNATS(PrivateServer):
-    """A server with a directory and a port of its own. What it has acknowledged survives a kill."""
+    """A server with a directory and a port of its own. What it has acknowledged
+    survives a kill.
+    """
 
     def __init__(self, directory: Path) -> None:
         port = free_port()

@@ -1,4 +1,6 @@
-"""A TCP proxy in front of a database or a broker. A test can cut its connections for good, at a COMMIT or a claim."""
+"""A TCP proxy in front of a database or a broker. A test can cut its connections for
+good, at a COMMIT or a claim.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from itertools import pairwise
 from threading import Event, Thread
 from typing import Any
 
-# The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, or at the end of a pipeline.
+# The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, or at
+# the end of a pipeline.
 COMMITS = (
     b"Q\0\0\0\x0bCOMMIT\0",
     b"P\0\0\0\x0e\0COMMIT\0",
@@ -20,9 +23,11 @@ COMMITS = (
 
 
 CLAIMS = (b"django_idempotency_claim",)
+MEMOS = (b"WITH own AS",)  # of steps
 BEGINS = (b"P\0\0\0\x0d\0BEGIN\0",)  # of a pipeline
 POOLERS_ERROR = b"SFATAL\0VFATAL\0C08P01\0Mserver conn crashed?\0\0"
-READY = b"Z\0\0\0\x05"  # and a byte for the transaction's status: the end of what answers a pipeline
+# and a byte for the transaction's status: the end of what answers a pipeline
+READY = b"Z\0\0\0\x05"
 
 
 class Moment(Enum):
@@ -44,6 +49,7 @@ class Cut(Enum):
     AFTER_BEGIN = BEGINS, Moment.AFTER
     BEFORE_SYNC_OF_BEGIN = BEGINS, Moment.UNSYNCED
     AFTER_CLAIM = CLAIMS, Moment.AFTER
+    AFTER_MEMO = MEMOS, Moment.AFTER
 
     @property
     def moment(self) -> Moment:
@@ -54,12 +60,15 @@ class Cut(Enum):
 
 
 class Proxy:
-    """``away`` refuses every connection; ``cut`` says where the next transaction, or claim, is to be cut off.
+    """``away`` refuses every connection; ``cut`` says where the next transaction, or
+    claim, is to be cut off.
 
-    ``freeze`` holds back what is sent either way, on old connections and new ones, until ``thaw``. ``swallow`` does so
-    for good on the newest connection: neither end is told that it leads nowhere.
+    ``freeze`` holds back what is sent either way, on old connections and new ones,
+    until ``thaw``. ``swallow`` does so for good on the newest connection: neither end
+    is told that it leads nowhere.
 
-    ``meanwhile`` is called when the server has lost the client before a COMMIT, and the client does not know it yet.
+    ``meanwhile`` is called when the server has lost the client before a COMMIT, and the
+    client does not know it yet.
     """
 
     def __init__(self, host: str, port: str | int) -> None:
@@ -196,7 +205,9 @@ class Wire:
 
 
 def start_of_last(pipeline: bytes) -> int:
-    """Where the last statement of a pipeline starts: with a Parse, or with a Bind of one that is prepared."""
+    """Where the last statement of a pipeline starts: with a Parse, or with a Bind of
+    one that is prepared.
+    """
     at, kinds = 0, [(b"", 0)]
     while at < len(pipeline):
         kinds.append((pipeline[at : at + 1], at))

@@ -1,4 +1,6 @@
-"""Somebody who follows the quickstart in an empty directory, and does what its blocks say."""
+"""Somebody who follows the quickstart in an empty directory, and does what its blocks
+say.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.support.waiting import eventually
 
 
 class Reader:
-    """Does what the page says, in an empty directory. ``python`` finds the package at ``path``, or by itself."""
+    """Does what the page says, in an empty directory. ``python`` finds the package at
+    ``path``, or by itself.
+    """
 
     def __init__(self, directory, python=sys.executable, path=str(ROOT)):
         self.directory = directory
@@ -142,7 +146,9 @@ def follow_the_quickstart(someone, page="quickstart.md"):
 
 @contextmanager
 def reader_with_postgresql(directory, **found):
-    """A reader who has a PostgreSQL server, and makes a database there that has another name than on the page."""
+    """A reader who has a PostgreSQL server, and makes a database there that has another
+    name than on the page.
+    """
     server, name = connection.settings_dict, f"{connection.settings_dict['NAME']}_shop"
     libpq = {
         "PGHOST": server["HOST"],

@@ -1,4 +1,6 @@
-"""Redis servers, Valkey servers and clusters of the tests' own, on free ports, in directories of their own."""
+"""Redis servers, Valkey servers and clusters of the tests' own, on free ports, in
+directories of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,8 @@ import redis
 from tests.support.private_servers import PrivateServer, free_port
 from tests.support.waiting import eventually
 
-REDIS = os.environ.get(
-    "REDIS_SERVER", "redis-server"
-)  # a path, to test another version, or Valkey
+# a path, to test another version, or Valkey
+REDIS = os.environ.get("REDIS_SERVER", "redis-server")
 BUS = 10_000  # a node's cluster bus is at its port plus this number
 NODE_TIMEOUT = 1500  # milliseconds
 
@@ -117,12 +118,14 @@ class Cluster:
         infos = [node.client.info("replication") for node in self.nodes]
         masters = [info for info in infos if info["role"] == "master"]
         linked = [info for info in infos if info.get("master_link_status") == "up"]
-        return len(masters) == 3 and len(linked) == 3
+        return len(masters) == 3 and len(linked) == len(self.nodes) - 3
 
 
 @contextmanager
-def running_cluster(directory: Path) -> Iterator[Cluster]:
-    """Three masters, each with a replica."""
+def running_cluster(
+    directory: Path, *options: str, replicas: int = 1
+) -> Iterator[Cluster]:
+    """Three masters, each with ``replicas``."""
     timeouts = (
         "--cluster-node-timeout",
         str(NODE_TIMEOUT),
@@ -132,9 +135,9 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(
-                running_node(directory, "--cluster-enabled", "yes", *timeouts)
+                running_node(directory, "--cluster-enabled", "yes", *timeouts, *options)
             )
-            for _ in range(6)
+            for _ in range(3 + 3 * replicas)
         ]
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         create = (
@@ -143,7 +146,7 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
             "create",
             *addresses,
             "--cluster-replicas",
-            "1",
+            str(replicas),
             "--cluster-yes",
         )
         subprocess.run(create, check=True, capture_output=True, timeout=120)

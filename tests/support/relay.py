@@ -1,4 +1,6 @@
-"""An unreliable way to a server: an HTTP proxy that loses responses, or leaves before they come, as it is told to."""
+"""An unreliable way to a server: an HTTP proxy that loses responses, or leaves before
+they come, as it is told to.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ OF_THE_CONNECTION = {"host", "connection", "accept-encoding", "transfer-encoding
 class Relay:
     """``plan``: what happens to the next responses; after those, all of them ``pass``.
 
-    ``lose``: the server answers, and the connection breaks. ``cut``: it breaks in the middle of the body. ``leave``:
-    it breaks while the server runs the request. A dict replaces the response (``status``, ``headers``, ``body``).
+    ``lose``: the server answers, and the connection breaks. ``cut``: it breaks in the
+    middle of the body. ``leave``: it breaks while the server runs the request. A dict
+    replaces the response (``status``, ``headers``, ``body``).
     """
 
     server: str
@@ -86,7 +89,9 @@ def running_relay(server: str) -> Iterator[Relay]:
                 )
 
         def _leave(self, body: bytes) -> None:
-            """Send it twice: whichever is refused first shows that the server runs the other."""
+            """Send it twice: whichever is refused first shows that the server runs the
+            other.
+            """
             refused: queue.Queue[int] = queue.Queue()
             threads = [
                 threading.Thread(

@@ -1,4 +1,6 @@
-"""What a test can need of the machine it runs on, by marker. A test that lacks it is skipped, and the run says so."""
+"""What a test can need of the machine it runs on, by marker. A test that lacks it is
+skipped, and the run says so.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,16 @@ PEERS = {  # what docs/migrating.md describes, by distribution
     "idemkit": "idemkit",
 }
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
-ASK_FOR_MORE = (
-    "ALL_STATES",
-    "STATE_MACHINE_EXAMPLES",
-    "UPGRADE_FROM",
-)  # for single files with exhaustive tests
+# for single files with exhaustive tests
+ASK_FOR_MORE = ("ALL_STATES", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """``met`` decides. ``remedy`` says how to have these tests run. ``always_in_ci``: CI fails if it is not met."""
+    """``met`` decides. ``remedy`` says how to have these tests run. ``always_in_ci``:
+    CI fails if it is not met.
+    """
 
     meaning: str
     met: Callable[[], bool]
@@ -55,7 +56,9 @@ def without_extras() -> bool:
 
 
 def older_version() -> str | None:
-    """What to upgrade from: the newest tag before this commit, or what ``UPGRADE_FROM`` names."""
+    """What to upgrade from: the newest tag before this commit, or what ``UPGRADE_FROM``
+    names.
+    """
     tags = ["git", "tag", "--merged", "HEAD~", "--sort=-creatordate"]
     if not (given := os.environ.get("UPGRADE_FROM")) and shutil.which("git"):
         given = subprocess.run(
@@ -118,7 +121,7 @@ REQUIREMENTS = {
         always_in_ci=False,
     ),
     "not_on_citus": Requirement(
-        "is about claims by lock or statements that Citus's store does not send",
+        "is about claims by lock, or statements that Citus refuses or is not sent",
         lambda: not distributed.STORE_WANTED,
         "make test without IDEMPOTENCY_DISTRIBUTED",
         always_in_ci=False,
@@ -142,16 +145,20 @@ REQUIREMENTS = {
         always_in_ci=True,
     ),
     "interruptions": Requirement(
-        "has signals interrupt a process at random moments, after which Python 3.14 may leave locks held",
-        lambda: (
-            sys.version_info < (3, 14)
-        ),  # https://github.com/python/cpython/issues/148874
+        "has signals interrupt a process at random moments, after which Python 3.14 may"
+        " leave locks held",
+        # https://github.com/python/cpython/issues/148874
+        lambda: sys.version_info < (3, 14),
         "make test PYTHON=python3.13",
         always_in_ci=False,
     ),
     "node": _programs("runs JavaScript in Node.js", "node"),
     "curl": _programs("runs curl", "curl"),
     "httpx": _extra("needs httpx", "httpx"),
+    "fastmcp": _packages("serves tools by fastmcp", "pip install fastmcp", "fastmcp"),
+    "queues": _extra(
+        "runs jobs of other queues", "rq", "huey", "dramatiq", "procrastinate"
+    ),
     "requests": _extra("needs requests", "requests"),
     "http_clients": _extra(
         "sends requests by httpx and by requests", "httpx", "requests"
@@ -211,6 +218,12 @@ REQUIREMENTS = {
         "pip install 'django>=6'",
         "django.tasks",
     ),
+    "django_ox": _packages(
+        "runs workers of django-ox",
+        "pip install 'django>=6' django-ox",
+        "django.tasks",
+        "django_ox",
+    ),
     "server": _extra(
         "starts the test project's server",
         "gunicorn",
@@ -222,7 +235,8 @@ REQUIREMENTS = {
     "older_version": Requirement(
         "runs an older version beside this one",
         lambda: older_version() is not None,
-        "make test in a clone with a tag before this commit, or UPGRADE_FROM=… make test: a commit, or a wheel's path",
+        "make test in a clone with a tag before this commit, or UPGRADE_FROM=… make"
+        " test: a commit, or a wheel's path",
         always_in_ci=False,
     ),
     "twine": _extra("has twine look at what was built", "twine"),
@@ -305,16 +319,17 @@ def lacking(markers: set[str]) -> set[str]:
 
 
 def missing_import(module: Path) -> str | None:
-    """A package that the test module imports at its top, itself or through our own modules, and that is not there."""
+    """A package that the test module imports at its top, itself or through our own
+    modules, and that is not there.
+    """
     return next(
         (name for name in sorted(_foreign(module, set())) if not _installed(name)), None
     )
 
 
 def _installed(name: str) -> bool:
-    return (
-        name in sys.modules or find_spec(name) is not None
-    )  # kombu, once imported, has no spec
+    # kombu, once imported, has no spec
+    return name in sys.modules or find_spec(name) is not None
 
 
 def _foreign(module: Path, seen: set[Path]) -> set[str]:

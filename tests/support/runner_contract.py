@@ -1,10 +1,15 @@
-"""What the runner of every broker keeps. A wing's test class derives from it, and has a fixture ``broker``."""
+"""What the runner of every broker keeps. A wing's test class derives from it, and has a
+fixture ``broker``.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import pytest
 
 from django_idempotency.messages import RejectMessage
 from django_idempotency.messages.runner import Runner
@@ -12,7 +17,10 @@ from testproject.models import LedgerEntry
 from tests.messages.brokers import running
 from tests.messages.handlers import pay
 from tests.support.callers import all_effects as effects
+from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
+
+SECONDS = 9  # of an outage, after which a message would have been redelivered
 
 
 @dataclass(frozen=True)
@@ -27,9 +35,16 @@ class Broker(Protocol):
     """A queue of the test's own, and one of dead letters."""
 
     def runner(
-        self, handler: Any, *, max_attempts: int = 10, identified: bool = True
+        self,
+        handler: Any,
+        *,
+        max_attempts: int = 10,
+        identified: bool = True,
+        **options: Any,
     ) -> Runner[Any]:
-        """A runner whose first delay is short. ``identified``: whether messages have an id of their own."""
+        """A runner whose first delay is short. ``identified``: whether messages have an
+        id of their own.
+        """
 
     def publish(
         self, *ids: str | None, body: bytes = b"{}", headers: Mapping[str, str] = {}
@@ -43,6 +58,39 @@ class Broker(Protocol):
 
 def refuse(message: Any, context: Any) -> None:
     raise RejectMessage("no such\naccount")
+
+
+class OutageContract:
+    """For brokers that deliver a message again unless they hear of it in time:
+    ``redelivering`` are options of a runner, for six seconds.
+    """
+
+    redelivering: Mapping[str, Any]
+
+    @pytest.mark.postgresql
+    def test_a_message_in_hand_is_not_redelivered_while_the_store_is_away(
+        self, broker: Broker, proxy: Proxy
+    ) -> None:
+        """The store is asked once a second, which is less than a heartbeat."""
+        proxy.away = True
+        broker.publish(*"abcde")
+        runners = [broker.runner(pay, **self.redelivering) for _n in range(2)]
+        with running(*runners):
+            in_hand = lambda: sum(len(runner.at_work) for runner in runners)  # noqa: E731
+            eventually(lambda: in_hand() == 5)
+            for runner in runners:
+                runner.counts.clear()
+            eventually(
+                lambda: (
+                    max(runner.counts["AwaitsStore"] for runner in runners)
+                    >= SECONDS * max(len(runner.at_work) for runner in runners)
+                )
+            )
+            assert in_hand() == 5
+            proxy.come_back()
+            eventually(broker.is_empty, every=0.2)
+        done = sum((runner.counts for runner in runners), Counter())
+        assert (done["Done"], done["AlreadyDone"], effects()) == (5, 0, 5)
 
 
 class RunnerContract:
@@ -61,9 +109,8 @@ class RunnerContract:
                     >= 50
                 )
             )
-            eventually(
-                lambda: effects() >= 10
-            )  # some of the 50 may have been redelivered
+            # some of the 50 may have been redelivered
+            eventually(lambda: effects() >= 10)
             eventually(broker.is_empty, every=0.2)
         assert (effects(), sum(runner.counts["Done"] for runner in runners)) == (10, 10)
 
@@ -103,7 +150,9 @@ class RunnerContract:
     def test_two_copies_of_a_dead_letter_are_the_message_that_it_was(
         self, broker: Broker
     ) -> None:
-        """A process that dies while it moves a message leaves a copy. An operator may send both back."""
+        """A process that dies while it moves a message leaves a copy. An operator may
+        send both back.
+        """
         handled: list[str] = []
 
         def crash(message: Any, context: Any) -> None:
@@ -136,7 +185,9 @@ class RunnerContract:
 
 
 class CrashContract:
-    """``consumed``: the runner that processes of their own run, in the broker's ``environment``."""
+    """``consumed``: the runner that processes of their own run, in the broker's
+    ``environment``.
+    """
 
     consumed = ""
 

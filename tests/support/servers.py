@@ -1,4 +1,6 @@
-"""The test project's real server (gunicorn, several processes and threads), as ``make serve`` runs it."""
+"""The test project's real server (gunicorn, several processes and threads), as ``make
+serve`` runs it.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ SETTINGS = (
     CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
 )
 ROOT = Path(__file__).parents[2]
-# One connection per request, so that a retry never meets one that a killed worker has closed meanwhile.
+# One connection per request, so that a retry never meets one that a killed worker has
+# closed meanwhile.
 NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-BUSY = (
-    120  # seconds in which even a machine with much else to do has imported the project
-)
+# seconds in which even a machine with much else to do has imported the project
+BUSY = 120
+PRELOADED = {"GUNICORN_CMD_ARGS": "--preload"}
 PREPARE = """
 import django; django.setup()
 from testproject import service; service.prepare()
@@ -40,7 +43,9 @@ if distributed.WANTED: distributed.distribute()
 
 @dataclass(frozen=True)
 class Server:
-    """A running server. Requests raise ``httpx.TransportError`` if the worker that has them is killed."""
+    """A running server. Requests raise ``httpx.TransportError`` if the worker that has
+    them is killed.
+    """
 
     url: str
     gateway_url: str
@@ -60,7 +65,9 @@ class Server:
         headers: dict[str, str] | None = None,
         **sent: Any,
     ) -> httpx.Response:
-        """A request with ``key``, ``token`` and ``simulate`` in its headers; the rest is httpx's."""
+        """A request with ``key``, ``token`` and ``simulate`` in its headers; the rest
+        is httpx's.
+        """
         own = {
             "Idempotency-Key": key and f'"{key}"',
             "Authorization": token and f"Token {token}",
@@ -77,7 +84,9 @@ class Server:
 
     @contextmanager
     def sent(self, path: str, body: bytes, *headers: bytes) -> Iterator[socket.socket]:
-        """A connection on which a POST of JSON was sent as it stands, by no client library."""
+        """A connection on which a POST of JSON was sent as it stands, by no client
+        library.
+        """
         address = urlsplit(self.url)
         head = (
             *(
@@ -125,7 +134,11 @@ def prepare_database(database_url: str) -> None:
 
 
 def _environment(database_url: str) -> dict[str, str]:
-    given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": SETTINGS}
+    given = {
+        "DATABASE_URL": database_url,
+        "DJANGO_SETTINGS_MODULE": SETTINGS,
+        "OPENAPI": "0",
+    }
     given |= {"STORE": "citus"} if distributed.STORE_WANTED else {}
     # Without DEBUG, a system check refuses SQLite.
     return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
@@ -144,11 +157,15 @@ def running_server(
     code: Path | None = None,
     **environment: str,
 ) -> Iterator[Server]:
-    """A server on a prepared database with faults switched on, under ``environment``, that serves already.
+    """A server on a prepared database with faults switched on, under ``environment``,
+    that serves already.
 
+    It loads the project before it forks its workers: they start at once, and again
+    after a kill. ``GUNICORN_CMD_ARGS=""`` lets each worker load it. It describes no
+    operations, unless ``OPENAPI="1"``.
     ``code``: the directory of another version of the package and the test project.
     """
-    given = _environment(database_url) | {"SIMULATE": "1"} | environment
+    given = _environment(database_url) | {"SIMULATE": "1"} | PRELOADED | environment
     log_file = directory / f"server-{os.urandom(4).hex()}.log"
     with (
         log_file.open("wb") as log,

@@ -1,4 +1,6 @@
-"""A PostgreSQL that acts as a distributed table: it refuses to lock records of several shards in one statement."""
+"""A PostgreSQL that acts as a distributed table: it refuses to lock records of several
+shards in one statement.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from django.db import NotSupportedError, connection
 
 from django_idempotency.contrib.citus import store
 from django_idempotency.models import IdempotencyRecord
+from tests.support.sql import run_sql
 
 SHARDS = 4
 SHARD_OF = """
@@ -46,15 +49,13 @@ def refused_across_shards(patch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]
             locked.append(shards)
         return execute(sql, params, *details)
 
-    with connection.cursor() as cursor:
-        cursor.execute(SHARD_OF)
+    run_sql(SHARD_OF)
     try:
         with patch.context() as context, connection.execute_wrapper(refuse):
             context.setattr(store, "_distributed", {"default": True})
             yield locked
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP FUNCTION get_shard_id_for_distribution_column")
+        run_sql("DROP FUNCTION get_shard_id_for_distribution_column")
 
 
 def _ids(sql: str, params: Sequence[Any]) -> Iterator[UUID]:
@@ -65,4 +66,6 @@ def _ids(sql: str, params: Sequence[Any]) -> Iterator[UUID]:
             NAMES.search(before) and not EXCLUDES.search(before)
         )
         if named:
-            yield from value if isinstance(value, list) else [value]
+            # ids are sent as texts, too
+            listed = value if isinstance(value, list) else [value]
+            yield from (UUID(str(each)) for each in listed)

@@ -1,4 +1,6 @@
-"""Three PostgreSQL servers of the tests' own, each with the tables. Any of them may be killed."""
+"""Three PostgreSQL servers of the tests' own, each with the tables. Any of them may be
+killed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What goes over the wire to PostgreSQL, transaction statements included, by libpq's own trace."""
+"""What goes over the wire to PostgreSQL, transaction statements included, by libpq's
+own trace.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from typing import Any
 
 from django.db import connection
 
-# A message to the server ("F") that carries a statement, up to the next message from either side; or one that executes
-# a statement by the name under which it was prepared; or the end of what goes to the server together.
+# A message to the server ("F") that carries a statement, up to the next message from
+# either side; or one that executes a statement by the name under which it was prepared;
+# or the end of what goes to the server together.
 SENT = re.compile(
-    r'^F\t\d+\t(?:(?P<kind>Query|Parse)\t(?P<text>.*?)(?=^[FB]\t\d+\t|\Z)|Bind\t "" "(?P<name>[^"]+)"'
+    r'^F\t\d+\t(?:(?P<kind>Query|Parse)\t(?P<text>.*?)(?=^[FB]\t\d+\t|\Z)|Bind\t ""'
+    r' "(?P<name>[^"]+)"'
     r"|(?P<sync>Sync))",
     re.MULTILINE | re.DOTALL,
 )
@@ -52,7 +56,9 @@ class Statements:
 
 @contextmanager
 def sent_statements() -> Iterator[Statements]:
-    """Collect the statements that this thread's connection sends to PostgreSQL inside the block."""
+    """Collect the statements that this thread's connection sends to PostgreSQL inside
+    the block.
+    """
     from psycopg import pq
 
     connection.ensure_connection()
@@ -70,7 +76,9 @@ def sent_statements() -> Iterator[Statements]:
 
 
 def _round_trips(log: str, prepared: dict[str, str]) -> list[list[str]]:
-    """Group the statements by what ends their message or pipeline: Query does itself, all others wait for Sync."""
+    """Group the statements by what ends their message or pipeline: Query does itself,
+    all others wait for Sync.
+    """
     found: list[list[str]] = [[]]
     for sent in SENT.finditer(log):
         if sent["name"]:
@@ -98,7 +106,9 @@ def _prepared(pgconn: Any) -> dict[str, str]:
 
 
 def _statement(traced: str) -> str:
-    """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …"`` of a Query, without its quotes."""
+    """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …"`` of a Query, without its
+    quotes.
+    """
     return re.sub(r'^\s*"(?:[^"\s]*"\s+")?|"[\s\d]*$', "", traced).strip()
 
 
@@ -119,7 +129,9 @@ def buffers(plan: Plan) -> int:
 def explaining(
     words: str, options: str = "ANALYZE, BUFFERS", only: tuple[str, ...] = ("",)
 ) -> Iterator[list[Plan]]:
-    """The plans, as they are sent, of this thread's statements with these words that begin with one of ``only``."""
+    """The plans, as they are sent, of this thread's statements with these words that
+    begin with one of ``only``.
+    """
     plans: list[Plan] = []
 
     def explain(execute: Any, sql: str, params: Any, *details: Any) -> Any:

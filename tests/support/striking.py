@@ -1,4 +1,6 @@
-"""An exception from a signal's handler, at each line of a run in turn, ours or Django's."""
+"""An exception from a signal's handler, at each line of a run in turn, ours or
+Django's.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,16 @@ class Interrupted(Exception):
 
 
 def striking(number, error, work):
-    """Raise ``error`` at line ``number`` of ``work``. Return its result, or ``None`` if it was struck; and whether."""
+    """Raise ``error`` at line ``number`` of ``work``. Return its result, or ``None`` if
+    it was struck; and whether.
+    """
     left = [number]
 
     def trace(frame, event, _argument):
         if not frame.f_code.co_filename.startswith((OURS, *DJANGOS)):
             return None
-        # Python leaves a with block in its first line once more, where no signal's handler runs.
+        # Python leaves a with block in its first line once more, where no signal's
+        # handler runs.
         if event == "line" and not getline(
             frame.f_code.co_filename, frame.f_lineno
         ).lstrip().startswith("with "):
@@ -63,19 +68,23 @@ LOCK = {"mode": Atomic(claim="lock")}
 def struck_by(of_records, of_locks):
     """Run a test for both kinds of claim, each struck by one kind of error.
 
-    Requests and messages have the same run, so each error strikes each kind of claim in one of them.
+    Requests and messages have the same run, so each error strikes each kind of claim in
+    one of them.
     """
-    by_lock = pytest.param(LOCK, of_locks, id="lock", marks=pytest.mark.postgresql)
+    marks = [pytest.mark.postgresql, pytest.mark.not_on_citus]
+    by_lock = pytest.param(LOCK, of_locks, id="lock", marks=marks)
     return pytest.mark.parametrize(
         ("policy", "error"), [pytest.param(ATOMIC, of_records, id="record"), by_lock]
     )
 
 
 def assert_all_or_nothing(do, *, is_done, is_running, error):
-    """Strike ``do``, a run with one effect, at each of its lines. A retry of the same key must work and be done.
+    """Strike ``do``, a run with one effect, at each of its lines. A retry of the same
+    key must work and be done.
 
-    The retry shows at once that the connection serves the next caller. Only the server may take a little longer to
-    notice a connection that was closed in a transaction, and free its locks.
+    The retry shows at once that the connection serves the next caller. Only the server
+    may take a little longer to notice a connection that was closed in a transaction,
+    and free its locks.
     """
     assert is_done(do("first"))
     number, struck = 0, True

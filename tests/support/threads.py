@@ -11,12 +11,15 @@ from typing import Any
 
 from django.db import connection, connections
 
+from tests.support.sql import run_sql
+
 
 def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60) -> list:
-    """What ``work(0)`` … ``work(count - 1)`` returned, each run in a thread of its own, all let go at once.
+    """What ``work(0)`` … ``work(count - 1)`` returned, each run in a thread of its own,
+    all let go at once.
 
-    Exceptions are raised together, as an ``ExceptionGroup``. Each thread closes its database connections, so that the
-    test database can be dropped.
+    Exceptions are raised together, as an ``ExceptionGroup``. Each thread closes its
+    database connections, so that the test database can be dropped.
     """
     barrier = threading.Barrier(count)
 
@@ -39,7 +42,9 @@ def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60) -
 
 
 class OtherThread:
-    """A thread with database connections of its own, which does one thing after another as it is told."""
+    """A thread with database connections of its own, which does one thing after another
+    as it is told.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -55,25 +60,32 @@ class OtherThread:
 IMPATIENCE = {
     "postgresql": "SET statement_timeout = '5s'",
     "mysql": "SET innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
-    "sqlite": "PRAGMA busy_timeout = 50",  # it can only find a live owner's lock by waiting for it
+    # it can only find a live owner's lock by waiting for it
+    "sqlite": "PRAGMA busy_timeout = 50",
 }
 
 
 def wait_little_for_locks() -> None:
-    """Have this thread's connection fail where it would wait for a lock that nobody is going to give back."""
+    """Have this thread's connection fail where it would wait for a lock that nobody is
+    going to give back.
+    """
     connection.cursor().execute(IMPATIENCE[connection.vendor])
 
 
 @contextmanager
 def just_before(statement: str, act: Callable[[], Any]) -> Iterator[None]:
-    """Call ``act`` once, just before this thread sends its first statement that matches."""
+    """Call ``act`` once, just before this thread sends its first statement that
+    matches.
+    """
     with _around(statement, lambda execute: (act(), execute())[1]):
         yield
 
 
 @contextmanager
 def just_after(statement: str, act: Callable[[], Any]) -> Iterator[None]:
-    """Call ``act`` once, when this thread's first statement that matches has been executed, but is not committed."""
+    """Call ``act`` once, when this thread's first statement that matches has been
+    executed, but is not committed.
+    """
     with _around(statement, lambda execute: (execute(), act())[0]):
         yield
 
@@ -104,14 +116,9 @@ def locked(table: str) -> Iterator[None]:
     """Lock it from a thread with a connection of its own."""
     lock, unlock = LOCKS[connection.vendor]
     elsewhere = OtherThread()
-    elsewhere(_run, lock.format(table))
+    elsewhere(run_sql, lock.format(table))
     try:
         yield
     finally:
-        elsewhere(_run, unlock)
+        elsewhere(run_sql, unlock)
         elsewhere.close()
-
-
-def _run(statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)

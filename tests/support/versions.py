@@ -1,4 +1,6 @@
-"""Several versions of the package side by side, each with its own test project in a directory of its own."""
+"""Several versions of the package side by side, each with its own test project in a
+directory of its own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def this_version(directory: Path) -> Path:
 
 
 def unpacked(name: str, directory: Path) -> Path:
-    """The package and the test project of a commit or tag; of a wheel, the package with this test project."""
+    """The package and the test project of a commit or tag; of a wheel, the package with
+    this test project.
+    """
     if name.endswith(".whl"):
         shutil.copytree(ROOT / "testproject", directory / "testproject")
         with zipfile.ZipFile(name) as wheel:
@@ -56,7 +60,9 @@ def unpacked(name: str, directory: Path) -> Path:
 def next_version(
     directory: Path, operation: str, model: tuple[str, str] | None = None
 ) -> Path:
-    """This version with one more migration, and with one text replaced in its models."""
+    """This version with one more migration, and with one text replaced in its
+    models.
+    """
     this_version(directory)
     package = directory / "django_idempotency"
     last = max(path.stem for path in (package / "migrations").glob("0*.py"))
@@ -84,8 +90,13 @@ def environment(version: Path) -> dict[str, str]:
 
 
 def run(version: Path, database_url: str, code: str) -> str:
-    """What ``code`` prints in a process with this version, where ``manage`` runs a command."""
-    begin = "import django; django.setup(); from django.core.management import call_command as manage; "
+    """What ``code`` prints in a process with this version, where ``manage`` runs a
+    command.
+    """
+    begin = (
+        "import django; django.setup(); from django.core.management import call_command"
+        " as manage; "
+    )
     done = subprocess.run(
         [sys.executable, "-c", begin + code],
         **{"cwd": version, "capture_output": True, "text": True},
@@ -97,7 +108,9 @@ def run(version: Path, database_url: str, code: str) -> str:
 
 @contextmanager
 def serving(version: Path, database_url: str, directory: Path) -> Iterator[Server]:
-    """A server of this version whose connections outlive requests, as they do in production."""
+    """A server of this version whose connections outlive requests, as they do in
+    production.
+    """
     options = environment(version) | {"CONN_MAX_AGE": "600"}
     with running_server(
         database_url, directory, workers=1, code=version, **options

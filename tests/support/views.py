@@ -1,4 +1,6 @@
-"""What the views of the tests do, and a way to call a view through Django as a client does."""
+"""What the views of the tests do, and a way to call a view through Django as a client
+does.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Runs:
         return len(self.contexts)
 
     def view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        self.contexts.append(getattr(request, "idempotency", None))
+        self.contexts.append(getattr(request, "idempotency", None) or None)
         return self.answer(request)
 
     async def aview(
@@ -72,7 +74,9 @@ def class_with(base: Any, runs: Runs) -> Any:
 
 
 def api_class(respond: Callable[[Any], Any], *bases: type, **attributes: Any) -> Any:
-    """A view of REST framework that responds to a POST by ``respond(request)``, and lets everybody in."""
+    """A view of REST framework that responds to a POST by ``respond(request)``, and
+    lets everybody in.
+    """
     from rest_framework.views import APIView
 
     open_to_all = {"authentication_classes": (), "permission_classes": ()}
@@ -81,7 +85,9 @@ def api_class(respond: Callable[[Any], Any], *bases: type, **attributes: Any) ->
 
 
 class Caller:
-    """A signed-in client: ``call(view, {"amount": 1}, key="k")`` serves the view and sends it a request."""
+    """A signed-in client: ``call(view, {"amount": 1}, key="k")`` serves the view and
+    sends it a request.
+    """
 
     PATH = "/view/"
 
@@ -89,16 +95,14 @@ class Caller:
         self.client = client
         self.settings = settings
 
-    def __call__(
-        self, view: Any, payload: Any = None, *, key: str | None = "k", **options: Any
-    ) -> Any:
-        """``key=None`` sends no key; the options are those of the client's ``generic``."""
+    def __call__(self, view: Any, *args: Any, **options: Any) -> Any:
+        """``key=None`` sends no key; the options are those of the client's
+        ``generic``.
+        """
         self._serve(view)
-        return self.client.generic(**self.request(payload, key=key, **options))
+        return self.client.generic(**self.request(*args, **options))
 
-    def asgi(
-        self, view: Any, payload: Any = None, *, key: str | None = "k", **options: Any
-    ) -> Any:
+    def asgi(self, view: Any, *args: Any, **options: Any) -> Any:
         """The same request by way of ASGI."""
         self._serve(view)
         client = AsyncClient(
@@ -107,7 +111,7 @@ class Caller:
         client.cookies = self.client.cookies
 
         async def send() -> Any:
-            return await client.generic(**self.request(payload, key=key, **options))
+            return await client.generic(**self.request(*args, **options))
 
         return async_to_sync(send)()
 
@@ -145,7 +149,9 @@ def code(response: Any) -> str | None:
 
 
 def own_dispatch(cls: Any) -> Any:
-    """A ``dispatch`` for a view of REST framework, to be marked: a mark on the inherited one would be on every view."""
+    """A ``dispatch`` for a view of REST framework, to be marked: a mark on the
+    inherited one would be on every view.
+    """
 
     def dispatch(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         return super(cls, self).dispatch(request, *args, **kwargs)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 
 from django_idempotency.stores import store_for
 from django_idempotency.values.policy import Atomic, Policy
 from tests.support.callers import MODES, claim
+from tests.support.sql import value_of
 from tests.support.threads import in_threads
 
 row_locks = pytest.mark.row_locks
@@ -18,22 +18,21 @@ BY_LOCK = pytest.param(
     id="lock",
     marks=[pytest.mark.postgresql, pytest.mark.not_on_citus],
 )
-in_each_mode = pytest.mark.parametrize(
-    "mode", [*MODES, BY_LOCK]
-)  # in atomic mode, with claims of both kinds
+# in atomic mode, with claims of both kinds
+in_each_mode = pytest.mark.parametrize("mode", [*MODES, BY_LOCK])
 
 HOUR = 3600
 OTHER_BODY = b'{"amount": 6}'
 
 
 def terminate(*pids):
-    """End these backends as an administrator, or a failover, would; returns once they are gone."""
+    """End these backends as an administrator, or a failover, would; returns once they
+    are gone.
+    """
 
     def from_elsewhere(_index):
-        with connection.cursor() as cursor:
-            for pid in pids:
-                cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-                assert cursor.fetchone() == (True,)
+        for pid in pids:
+            assert value_of("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
     in_threads(1, from_elsewhere)
 

@@ -1,4 +1,6 @@
-"""Wait, with a bound, for what another process or thread does; other databases of the server are not asked."""
+"""Wait, with a bound, for what another process or thread does; other databases of the
+server are not asked.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import connection
+from tests.support.sql import run_sql
 
 T = TypeVar("T")
 
@@ -15,7 +17,9 @@ T = TypeVar("T")
 def eventually(
     probe: Callable[[], T], *, within: float = 60.0, every: float = 0.02
 ) -> T:
-    """The first true answer of ``probe``; ``TimeoutError`` when there is none within so many seconds."""
+    """The first true answer of ``probe``; ``TimeoutError`` when there is none within so
+    many seconds.
+    """
     deadline = time.monotonic() + within
     while not (answer := probe()):
         if time.monotonic() > deadline:
@@ -26,8 +30,9 @@ def eventually(
 
 def someone_waits_for_a_lock() -> bool:
     """On PostgreSQL."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
+    return bool(
+        run_sql(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND"
+            " wait_event_type = 'Lock' LIMIT 1"
         )
-        return cursor.fetchone() is not None
+    )

@@ -1,4 +1,6 @@
-"""The catalogues of translations: whole, compiled, and in step with the code. None of it needs GNU gettext."""
+"""The catalogues of translations: whole, compiled, and in step with the code. None of
+it needs GNU gettext.
+"""
 
 from __future__ import annotations
 
@@ -170,14 +172,16 @@ def used() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_catalogue_has_the_messages_of_the_code_and_no_others(language):
+def test_a_catalogue_has_exactly_the_messages_of_the_code(language):
     assert {message.id for message in messages(language)} == set(used()), (
         "run: make messages"
     )
 
 
 def test_messages_are_translated_before_they_are_put_together():
-    """``gettext(f"…")`` is never found in a catalogue, and gettext does not look into f-strings for messages."""
+    """``gettext(f"…")`` is never found in a catalogue, and gettext does not look into
+    f-strings for messages.
+    """
     built = [
         place(*found)
         for found in calls(ONE | SEVERAL)

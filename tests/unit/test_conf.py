@@ -27,7 +27,10 @@ def test_unknown_settings_are_named_with_suggestions(settings):
     [
         (
             {"RETENTION": "60"},
-            r'IDEMPOTENCY\["RETENTION"\] is \'60\'; it must be a number of seconds from 1 to',
+            (
+                r'IDEMPOTENCY\["RETENTION"\] is \'60\'; it must be a number of seconds'
+                r" from 1 to"
+            ),
         ),
         ({"LEASE": 60}, r'IDEMPOTENCY\["LEASE"\] is 60; it must be a Lease\(…\)'),
         ({"ATOMIC": Lease()}, r"it must be an Atomic\(…\)"),
@@ -40,8 +43,8 @@ def test_unknown_settings_are_named_with_suggestions(settings):
         ({"ENABLED": 1}, "it must be True or False"),
         ({"SCOPE": "tenant"}, 'None, "public", or a callable'),
         (
-            {"HEADER": "HTTP_IDEMPOTENCY_KEY"},
-            "it must be the name of a header, such as 'Idempotency-Key'",
+            {"KEY": "HTTP_IDEMPOTENCY_KEY"},
+            r"it must be the name of a header, a callable, or a Key\(…\)",
         ),
         (
             {"INSTRUMENTATION": "prometheus"},
@@ -72,11 +75,10 @@ def test_texts_of_the_settings_hide_what_stores_and_publishers_know(settings):
 
 
 def test_without_the_setting_there_are_the_defaults(settings):
-    settings.IDEMPOTENCY = {
-        "LEASE": Lease(seconds=7)
-    }  # of a deletion alone nobody is told
+    # of a deletion alone nobody is told
+    settings.IDEMPOTENCY = {"LEASE": Lease(seconds=7)}
     del settings.IDEMPOTENCY
-    assert conf().header == "Idempotency-Key"
+    assert conf().policy.key.meta_name == "HTTP_IDEMPOTENCY_KEY"
     assert (conf().policy.mode, conf().lease, conf().policy.fail_open) == (
         Atomic(),
         Lease(seconds=60),
@@ -87,14 +89,14 @@ def test_without_the_setting_there_are_the_defaults(settings):
 def test_settings_are_read_live():
     policy = Policy(required=True, mode="lease")
     with override_settings(
-        IDEMPOTENCY={"LEASE": Lease(seconds=7), "HEADER": "X-Request-Once"}
+        IDEMPOTENCY={"LEASE": Lease(seconds=7), "KEY": "X-Request-Once"}
     ):
-        assert (resolve(policy).mode.seconds, conf().meta_name) == (
+        assert (resolve(policy).mode.seconds, resolve(policy).key.meta_name) == (
             7,
             "HTTP_X_REQUEST_ONCE",
         )
         with override_settings(IDEMPOTENCY={"LEASE": Lease(seconds=8)}):
-            assert (resolve(policy).mode.seconds, conf().meta_name) == (
+            assert (resolve(policy).mode.seconds, resolve(policy).key.meta_name) == (
                 8,
                 "HTTP_IDEMPOTENCY_KEY",
             )
@@ -104,14 +106,10 @@ def test_settings_are_read_live():
 
 def test_a_view_follows_the_settings_of_the_moment(call, settings):
     def view(request):
-        return HttpResponse(
-            request.idempotency.key
-            if getattr(request, "idempotency", None)
-            else "unkeyed"
-        )
+        return HttpResponse(request.idempotency.key or "unkeyed")
 
     assert call(view, key="one").content == b"one"
-    settings.IDEMPOTENCY = {"HEADER": "X-Once"}
+    settings.IDEMPOTENCY = {"KEY": "X-Once"}
     assert call(view, key="two").content == b"unkeyed"
     assert call(view, key=None, headers={"X-Once": "three"}).content == b"three"
     settings.IDEMPOTENCY = {"METHODS": ["PATCH"]}

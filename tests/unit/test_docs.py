@@ -1,4 +1,6 @@
-"""The README and the docs: complete, true where a machine can tell, and their examples run."""
+"""The README and the docs: complete, true where a machine can tell, and their examples
+run.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import logging
 import os
 import re
 import shlex
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +29,12 @@ from django.test import override_settings
 
 from django_idempotency import conf
 from django_idempotency.checks.registry import registered
+from django_idempotency.contrib.cached import CacheOptions
+from django_idempotency.contrib.dashboard.conf import DashboardOptions
 from django_idempotency.contrib.outbox import signals as outbox_signals
+from django_idempotency.contrib.outbox.conf import OutboxOptions
+from django_idempotency.contrib.redis.client import RedisOptions
+from django_idempotency.contrib.steps import signals as step_signals
 from django_idempotency.http.placement import idempotent
 from django_idempotency.instrumentation import metrics
 from django_idempotency.reporting import events
@@ -45,7 +53,7 @@ from django_idempotency.values.policy import (
     Atomic,
     Body,
     Fingerprint,
-    Keys,
+    Key,
     Lease,
     Limits,
 )
@@ -81,7 +89,7 @@ REFUSALS = [
 ]
 
 
-GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
+GROUPS = [Atomic, Lease, Key, Fingerprint, Body, Limits]
 
 
 def defaults(options):
@@ -106,22 +114,25 @@ def same(stated, actual):
 def test_every_setting_is_documented_with_its_default():
     documented = {
         code(name)[0]: eval(code(default)[0])
-        for name, default, _ in rows(text("settings.md"))
+        for name, default, _ in rows(section("settings.md", "Options of the project"))
     }
-    assert documented.keys() == conf.NAMES
-    actual = defaults(conf.Conf) | defaults(policy.Policy)
-    assert {
-        name
-        for name, value in documented.items()
-        if not same(value, actual[name.lower()])
-    } == set()
+    actual = {name.upper(): value for name, value in defaults(conf.Conf).items()}
+    assert documented == actual
+    assert actual.keys() | set(settings_of_a_policy()) == conf.NAMES
+
+
+def settings_of_a_policy():
+    """Their defaults are those of the policy's options."""
+    listed = section("settings.md", "Options of a policy").partition("consumers:")[2]
+    names = code(listed.partition(". ")[0])
+    assert names == sorted(name.upper() for name in defaults(policy.Policy))
+    return names
 
 
 def test_every_option_of_a_policy_is_documented_with_its_default():
     tables = section("policy.md", "The options")
     documented = {
-        code(name)[0]: eval(code(default)[0])
-        for name, default, _unit, _what in rows(tables)
+        code(name)[0]: eval(code(default)[0]) for name, default, _what in rows(tables)
     }
     of_groups = {
         f"{group.__name__}.{name}": of
@@ -133,6 +144,26 @@ def test_every_option_of_a_policy_is_documented_with_its_default():
     assert {
         name for name, value in documented.items() if not same(value, actual[name])
     } == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "options"),
+    [
+        ("outbox.md", "Options", OutboxOptions),
+        ("dashboard.md", "Options", DashboardOptions),
+        ("stores.md", "Redis", RedisOptions),
+        ("stores.md", "A cache in front", CacheOptions),
+    ],
+)
+def test_every_option_of_a_wing_is_documented_with_its_default(page, heading, options):
+    table = section(page, heading).partition("| Default |")[2]
+    documented = {
+        code(row[0])[0].lower(): eval((code(row[1]) or ["None"])[0])
+        for row in rows(table.partition("\n\n")[0])
+    }
+    of_bases = {name for base in options.__bases__ for name in vars(base)}
+    actual = defaults(options)
+    assert documented == {name: actual[name] for name in actual.keys() - of_bases}
 
 
 def test_every_option_of_a_policy_has_an_anchor():
@@ -216,8 +247,10 @@ def test_every_signal_is_documented_with_what_it_carries():
         re.findall(r"^(\w+) = Signal\(\)", source, re.MULTILINE)
     )
     for name, carries in documented.items():
-        comment = re.search(rf"^{name} = Signal\(\)(.*)$", source, re.MULTILINE)[1]
-        assert all(argument in comment for argument in carries), name
+        comments = re.search(
+            rf"((?:^#.*\n)*)^{name} = Signal\(\)(.*)$", source, re.MULTILINE
+        )
+        assert all(argument in "".join(comments.groups()) for argument in carries), name
 
 
 def test_every_metric_is_documented_as_it_is():
@@ -230,6 +263,7 @@ def test_every_metric_is_documented_as_it_is():
         for counter in (
             *metrics.counters_of(None),
             *metrics.counters_of(outbox_signals.FAMILY),
+            *metrics.counters_of(step_signals.FAMILY),
         )
     } | {str(event.reason): event.meaning for event in events.EVENTS if event.reason}
     others = [
@@ -255,25 +289,59 @@ def test_every_alert_is_documented():
         assert parts == ["Means", "Look", "Do", "Clients"], alert
 
 
+# that of runners names their consumer
+LOG_CALL = re.compile(r"((?:self\._)?log)\(logging\.(\w+), '(\w+)', (.*)", re.DOTALL)
+
+
+def log_calls():
+    """The calls that log an event: the function, level, event and other arguments."""
+    for module in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            call = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            if match := LOG_CALL.match(call):
+                yield match.groups()
+
+
+# of a table, a cache, a thread or a relay
+ABOUT_NO_REQUEST = {
+    "admin",
+    "background",
+    "cache_error",
+    "database_unavailable",
+    "half_way",
+    "no_function",
+    "no_partition",
+    "outbox_publisher",
+    "outbox_relay",
+    "outbox_renewal",
+    "table_down",
+    "task_acknowledged_early",  # names the task
+}
+
+
+def test_every_log_record_about_a_request_or_message_names_its_view():
+    nameless = {
+        event
+        for function, _level, event, rest in log_calls()
+        if function == "log" and not re.search(r"\b(operation|view)=", rest)
+    }
+    assert nameless == ABOUT_NO_REQUEST
+
+
 def test_every_event_in_the_log_is_documented_with_its_level():
     documented = {
-        (code(event)[0], level)
-        for event, level, _meaning in rows(section("metrics.md", "Logs"))
+        (event, level)
+        for events, level, _meaning in rows(section("metrics.md", "Logs"))
+        for event in code(events)
     }
-    calls = [
-        ast.unparse(node)
-        for module in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(module.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "log"
-    ]
-    called = {
-        (match[2], match[1])
-        for call in calls
-        if (match := re.match(r"log\(logging\.(\w+), '(\w+)'", call))
-    }
+    called = {(event, level) for _function, level, event, _rest in log_calls()}
     raised = {
         (event.name, logging.getLevelName(event.level))
-        for event in (*events.EVENTS, *outbox_signals.FAMILY.events)
+        for event in (
+            *events.EVENTS,
+            *outbox_signals.FAMILY.events,
+            *step_signals.FAMILY.events,
+        )
         if event.level
     }
     assert documented == called | raised
@@ -313,11 +381,26 @@ def test_every_command_is_documented():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_documented(name):
-    shared = options_of(BaseCommand()) | {"--database", "--json"}
-    documented = {
-        code(option)[0] for option, _meaning in rows(section("maintenance.md", name))
+    options = options_of(load_command_class(COMMANDS[name], name))
+    shared = documented_options("Shared options") | options_of(BaseCommand())
+    assert documented_options(name) == options - shared
+
+
+def documented_options(heading):
+    return {
+        name
+        for options, _meaning in rows(section("maintenance.md", heading))
+        for name in code(options)
     }
-    assert documented == options_of(load_command_class(COMMANDS[name], name)) - shared
+
+
+def test_shared_options_are_those_of_several_commands():
+    counted = Counter(
+        option
+        for name, app in COMMANDS.items()
+        for option in options_of(load_command_class(app, name))
+    )
+    assert {n for n in documented_options("Shared options") if counted[n] < 2} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -340,14 +423,13 @@ def leads_somewhere(page, link):
     return not anchor or anchor in anchors(target)
 
 
-def test_every_page_can_be_reached():
+def test_the_home_page_leads_to_the_evidence():
+    """All other pages are in the navigation."""
     reached = {
         (DOCS / link.partition("#")[0]).resolve()
         for link in re.findall(r"\]\(([^)\s]+)\)", text("index.md"))
     }
-    assert {page.resolve() for page in DOCS.rglob("*.md")} - reached <= {
-        DOCS / "index.md"
-    }
+    assert {page.resolve() for page in DOCS.glob("evidence/*.md")} <= reached
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -367,9 +449,8 @@ def test_every_page_is_in_the_navigation_and_listed_for_language_models():
         .partition("nav:\n")[2]
         .partition("markdown_extensions")[0]
     )
-    apart = {
-        page for page in pages if page.startswith("evidence/")
-    }  # the home page leads there
+    # the home page leads there
+    apart = {page for page in pages if page.startswith("evidence/")}
     assert sorted(re.findall(r"([\w/]+\.md)$", navigation, re.MULTILINE)) == sorted(
         pages - apart
     )
@@ -418,13 +499,16 @@ def test_pages_with_commands_that_need_a_clone_say_so():
 
 
 ODD = re.compile(
-    r"\b(burns? no|comes? again|doors?|heeds?|is away|is to be|knobs?|of ours|what becomes of|whoever)\b",
+    r"\b(burns? no|comes? again|doors?|heeds?|is away|is to be|knobs?|of ours|what"
+    r" becomes of|whoever)\b",
     re.IGNORECASE,
 )
 
 
 def texts():
-    """What users read: pages, alerts, and the strings of the package, docstrings included."""
+    """What users read: pages, alerts, and the strings of the package, docstrings
+    included.
+    """
     pages = [
         *PAGES,
         *ROOT.glob("*.md"),
@@ -438,7 +522,7 @@ def texts():
                 yield module, node.value
 
 
-def test_texts_have_no_words_that_a_native_speaker_would_not_use():
+def test_texts_avoid_words_that_a_native_speaker_would_not_use():
     assert [
         (str(path), found[0])
         for path, written in texts()
@@ -446,7 +530,7 @@ def test_texts_have_no_words_that_a_native_speaker_would_not_use():
     ] == []
 
 
-# --- Examples --------------------------------------------------------------------------------------------------------
+# --- Examples -------------------------------------------------------------------------
 
 
 def needs(example):
@@ -459,9 +543,11 @@ def needs(example):
         "import httpx": pytest.mark.httpx,
         "import requests": pytest.mark.requests,
         "contrib.nats": pytest.mark.nats,
+        **dict.fromkeys(
+            ("from rq", "huey", "dramatiq", "procrastinate"), pytest.mark.queues
+        ),
         "contrib.kafka": pytest.mark.kafka,
         "contrib.sqs": pytest.mark.sqs,
-        "django_idempotency.webhooks": pytest.mark.webhooks,
         "from mcp": pytest.mark.mcp,
         "django.tasks": pytest.mark.django_tasks,
         "django_idempotency.tasks": pytest.mark.celery,
@@ -478,9 +564,8 @@ def examples():
         ):
             if (
                 language == "python"
-                and not page.name.startswith(
-                    ("quickstart", "stripe")
-                )  # their tests are elsewhere
+                # their tests are elsewhere
+                and not page.name.startswith(("quickstart", "stripe", "body_keys"))
                 and all(
                     map(
                         find_spec,
@@ -511,7 +596,7 @@ def test_an_example_runs(example, monkeypatch):
             assert conf.conf()
 
 
-def test_pages_show_no_key_that_could_be_copied():
+def test_pages_hide_keys_that_could_be_copied():
     assert [
         str(page)
         for page in PAGES

@@ -1,4 +1,6 @@
-"""Equal requests have equal fingerprints and different ones different; no bytes whatever make an error of it."""
+"""Equal requests have equal fingerprints and different ones different; no bytes
+whatever make an error of it.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def test_different_json_values_differ(one, other):
         ("1", "1.0"),
         ("1.50", "1.5"),
         ("0", "-0.0"),
-        ("1" + "0" * 500, "1" + "0" * 500 + ".0"),
+        ("1" + "0" * 200, "1" + "0" * 200 + ".0"),
         ("0.1000000000000000000000000000", "0.1"),
         ('"\\u00e9"', '"é"'),
         ('"\\/"', '"/"'),
@@ -212,7 +214,7 @@ def test_forms_that_only_look_alike_differ(one, other):
 @given(
     st.text("abcXYZ0189", min_size=1, max_size=20), st.randoms(use_true_random=False)
 )
-def test_a_new_multipart_boundary_and_order_are_no_other_request(boundary, rng):
+def test_a_new_multipart_boundary_and_order_are_the_same_request(boundary, rng):
     fields = [
         ("a", "1"),
         ("b", "é"),
@@ -323,7 +325,7 @@ def test_fields_can_be_selected_and_excluded(write, content_type):
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-def test_a_new_boundary_is_no_other_request_whatever_the_method(method):
+def test_a_new_boundary_is_the_same_request_whatever_the_method(method):
     def request(boundary, **fields):
         return multipart(
             {"file": SimpleUploadedFile("n", b"x"), **fields}, boundary, method
@@ -345,7 +347,8 @@ def test_selected_fields_of_multipart_and_only_the_top_level_of_json():
         {"a": 1, "b": 3}, only={"a"}
     )
     assert of('{"a": {"b": 1}}', exclude={"b"}) != of('{"a": {"b": 2}}', exclude={"b"})
-    assert of('[{"b": 1}]', exclude={"b"}) != of('[{"b": 2}]', exclude={"b"})
+    assert of('[{"b": 1}]', exclude={"b"}) == of('[{"b": 2}]', exclude={"b"})
+    assert of('[{"b": 1}]', only={"b"}) == of('[{"b": 1, "a": 1}]', only={"b"})
 
 
 def test_a_custom_fingerprint_includes_method_and_path():
@@ -408,15 +411,14 @@ def test_malformed_multipart_is_nothing_worse_than_a_bad_request(
         if headed
         else b""
     )
-    with suppress(
-        MultiPartParserError, SuspiciousOperation, BadRequest
-    ):  # Django answers these with 400
+    # Django answers these with 400
+    with suppress(MultiPartParserError, SuspiciousOperation, BadRequest):
         assert len(of(head + noise, f"multipart/form-data; boundary={boundary}")) == 32
 
 
 @pytest.mark.parametrize("depth", [1000, 100_000])
 @pytest.mark.parametrize(("before", "after"), [("[", "]"), ('{"a":', "}")])
-def test_deep_nesting_is_no_error(depth, before, after):
+def test_deep_nesting_is_accepted(depth, before, after):
     assert len(of(before * depth + "1" + after * depth)) == 32
 
 
@@ -430,7 +432,7 @@ def test_deep_nesting_is_no_error(depth, before, after):
         "1." + "3" * 9999,
     ],
 )
-def test_long_numbers_are_no_error(number):
+def test_long_numbers_are_accepted(number):
     assert len(of(number)) == 32
     assert of(number) != of(number + "1")
 
@@ -459,14 +461,16 @@ def test_json_without_an_agreed_meaning_counts_by_its_bytes(body):
 @pytest.mark.parametrize(
     "inside", ["x" * 20_000, ["x"] * 5000], ids=["few quotation marks", "many"]
 )
-def test_a_long_body_hides_no_repeated_name(inside):
+def test_a_repeated_name_is_found_in_a_long_body(inside):
     text = json.dumps(inside)
     assert of(f'{{"b": {text}, "a": 1}}') == of(f'{{"a":1,"b":{text}}}')
     assert of(f'{{"b": {text}, "a": 1, "a": 1}}') != of(f'{{"b":{text},"a":1,"a":1}}')
 
 
-def test_escaped_quotation_marks_hide_no_repeated_name():
-    """What is repeated counts by its bytes, and what is not by its meaning, whatever is escaped in it."""
+def test_a_repeated_name_is_found_behind_escaped_quotation_marks():
+    """What is repeated counts by its bytes, and what is not by its meaning, whatever is
+    escaped in it.
+    """
     strings = json.dumps(['"', "\\", '\\"', '\\\\"', '":', '"a":1'])
     assert of(f'{{"b": {strings}, "a": 1}}') == of(f'{{"a":1,"b":{strings}}}')
     assert of(f'{{"b": {strings}, "b": 1}}') != of(f'{{"b":{strings}, "b":1}}')
@@ -501,7 +505,9 @@ OF_VERSION_1 = {
     ("request_", "expected"), OF_VERSION_1.values(), ids=OF_VERSION_1
 )
 def test_a_fingerprint_stays_the_same_until_its_version_changes(request_, expected):
-    """Records outlive a deployment: otherwise every retry across it would be a mismatch."""
+    """Records outlive a deployment: otherwise every retry across it would be a
+    mismatch.
+    """
     assert fingerprints.VERSION == b"1"
     assert request_().hex()[:16] == expected
 
@@ -588,11 +594,39 @@ def test_a_nested_field_is_selected():
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"exclude": {"items.note"}}, {"only": {"items.note"}}]
+    "chosen",
+    [
+        {"exclude": {"items.note", "items.at"}},
+        {"only": {"items.sku", "id"}},
+        {"only": {"items"}, "exclude": {"items.note", "items.at"}},
+    ],
+    ids=["exclude", "only", "both"],
 )
-def test_an_array_counts_whole(chosen):
-    one, other = ({"items": [{"sku": sku, "note": 1}]} for sku in "ab")
-    assert of_json(one, **chosen) != of_json(other, **chosen)
+@pytest.mark.parametrize("wrap", [lambda it: it, lambda it: [[it], it]])
+def test_a_name_leads_through_arrays(wrap, chosen):
+    def basket(sku, note, *more):
+        items = [wrap({"sku": sku, "note": note, "at": [note]}), 5, {"sku": sku}, *more]
+        return of_json({"items": items, "id": 7}, **chosen)
+
+    assert basket("a", 1) == basket("a", 2)
+    assert basket("a", 1) != basket("b", 1)
+    assert basket("a", 1) != basket("a", 1, {})
+
+
+def test_an_array_and_an_object_of_its_places_differ():
+    array, places = ({"a": value} for value in ([{"b": 1}], {"0": {"b": 1}}))
+    for chosen in ({"exclude": {"a.x"}}, {"only": {"a.b"}}):
+        assert of_json(array, **chosen) != of_json(places, **chosen)
+
+
+@pytest.mark.parametrize("name", ["items[0][note]", "items[][note]", "items.0.note"])
+@pytest.mark.parametrize("send", [of_form, of_multipart])
+def test_a_name_leads_through_the_places_of_a_form(send, name):
+    one, other = ({name: note, "items[0][sku]": "a"} for note in "12")
+    assert send(one, exclude={"items.note"}) == send(other, exclude={"items.note"})
+    assert send(one, only={"items.sku"}) == send(other, only={"items.sku"})
+    assert send(one, only={"items.note"}) != send(other, only={"items.note"})
+    assert send(one, exclude={name}) == send(other, exclude={name})
 
 
 def test_a_name_with_a_dot_is_excluded():

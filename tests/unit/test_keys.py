@@ -1,4 +1,6 @@
-"""From headers to keys, and from keys to identifiers: the same for the same, different for different."""
+"""From headers to keys, and from keys to identifiers: the same for the same, different
+for different.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ def test_a_malformed_key_is_refused_with_a_sentence_that_can_be_sent(header, str
     assert len(str(refused.value)) < 400
 
 
-def test_only_blanks_and_tabs_around_a_key_are_no_part_of_it():
+def test_only_blanks_and_tabs_are_stripped_from_a_key():
     assert parse_key("\t X-key-X ") == "X-key-X"
     with pytest.raises(MalformedKey):
         parse_key("\x0bkey")
@@ -152,7 +154,9 @@ def test_a_child_key_is_itself_a_key():
 
 
 def test_identifiers_stay_the_same_from_one_release_to_the_next():
-    """Records outlive a deployment, and so does what was sent downstream under a child key."""
+    """Records outlive a deployment, and so does what was sent downstream under a child
+    key.
+    """
     ids = [record_id(f"user:{n}", f"key {n}é") for n in range(50)]
     assert (
         sha256(b"".join(id.bytes for id in ids)).hexdigest()[:16] == "68ec2623d64596b2"

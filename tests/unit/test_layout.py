@@ -1,4 +1,6 @@
-"""Imports run one way, settings are read in one place, and the package stands without its extras."""
+"""Imports run one way, settings are read in one place, and the package stands without
+its extras.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,24 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
 
 import django_idempotency
+from django_idempotency import extending
 
 PACKAGE = "django_idempotency"
 ROOT = Path(__file__).parents[2] / PACKAGE
 WINGS = "contrib"
+# Modules whose ``__all__`` is what users import.
+FOR_USERS = ["messages", "maintenance"]
+MOST_OFFERED = 184
 EXTENDING = ROOT.parent / "docs" / "extending.md"
-# Each layer may import from those before it. Names are modules or sub-packages of the package.
+# Each layer may import from those before it. Names are modules or sub-packages of the
+# package.
 LAYERS = [
     {"values"},
     {"conf", "signals", "reporting"},
@@ -39,6 +47,7 @@ LAYERS = [
         "apps",
         "migrations",
     },
+    {"extending"},
     {WINGS},
 ]
 # Neighbours of a layer that never import each other.
@@ -68,7 +77,6 @@ EXTRAS = [
         "drf_spectacular",
     ),
     *(
-        "standardwebhooks",
         "pytest",
         "requests",
         "httpx",
@@ -80,7 +88,6 @@ EXTRAS = [
 ]
 NEEDS_AN_EXTRA = {
     *("rest_framework", "http.rest_framework", "tasks", "messages.celery"),
-    "webhooks",
     *("instrumentation.prometheus", "instrumentation.opentelemetry"),
     *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp"),
     *("contrib.openapi.extension", "contrib.openapi.ninja"),
@@ -126,7 +133,9 @@ def running(module: str) -> list[ast.AST]:
 
 @cache
 def imported(module: str) -> set[str]:
-    """The modules of the package that ``module`` imports, wherever it does, type checking aside."""
+    """The modules of the package that ``module`` imports, wherever it does, type
+    checking aside.
+    """
     names = set()
     for node in running(module):
         if isinstance(node, ast.Import):
@@ -225,32 +234,65 @@ def test_a_wing_imports_no_other_wing():
     )
 
 
-def test_a_wing_imports_only_the_names_on_the_page_about_extending():
-    rows = re.findall(
-        r"^\| `([\w.]+)` \| (`.+`) \|$",
-        EXTENDING.read_text().partition("## Names")[2],
-        re.MULTILINE,
-    )
-    listed = {
-        f"{module} {name}"
-        for module, names in rows
-        for name in re.findall(r"`(\w+)`", names)
+def facades() -> dict[str, set[str]]:
+    """What wings may import, by module: what users import, and the facades."""
+    modules = [name for name in MODULES if top(name) == "extending"]
+    # imported before settings, or before Django
+    early = {"tasks": {"beat_schedule"}, "values.lazily": {"lazily"}}
+    return early | {
+        name: set(import_module(f"{PACKAGE}.{name}".rstrip(".")).__all__)
+        for name in ["", *FOR_USERS, *modules]
     }
-    used = {
-        f"{node.module.removeprefix(f'{PACKAGE}.')} {alias.name}"
+
+
+def test_a_wing_imports_only_facades_and_what_users_import():
+    offered = facades()
+    strays = [
+        f"{module} imports {name} from {source}"
         for module in filter(wing, MODULES)
         for node in ast.walk(tree(module))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE)
-        if WINGS not in (node.module or "").split(".")
+        if top(source := (node.module or "").removeprefix(PACKAGE)[1:]) != WINGS
+        for name in sorted({alias.name for alias in node.names})
+        if name not in offered.get(source, set())
+    ]
+    assert not strays
+
+
+def test_facades_offer_few_names_and_only_those_that_wings_import():
+    used = {
+        (node.module, alias.name)
+        for module in filter(wing, MODULES)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert used == listed
+    offered = {
+        (f"{PACKAGE}.{module}", name)
+        for module, names in facades().items()
+        if top(module) == "extending"
+        for name in names
+    }
+    assert offered <= used
+    assert len(offered) <= MOST_OFFERED
+
+
+def test_the_page_about_extending_lists_what_a_wing_registers():
+    page, _heading, table = EXTENDING.read_text().partition("| Argument of `register`")
+    rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {"checks", "page", *extending.REGISTRIES}
+    modules = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert {f"extending.{name}" for name in modules} == {
+        name for name in MODULES if name.startswith("extending.")
+    }
 
 
 def test_a_wing_uses_only_the_templates_on_that_page():
     wings = "".join(path.read_text() for path in (ROOT / WINGS).rglob("*.html"))
     used = re.findall(
-        r'{% (?:extends|include) "admin/django_idempotency/idempotencyrecord/(\w+\.html)"',
+        r"{% (?:extends|include)"
+        r' "admin/django_idempotency/idempotencyrecord/(\w+\.html)"',
         wings,
     )
     assert set(used) == set(re.findall(r"`(\w+\.html)`", EXTENDING.read_text()))
@@ -311,9 +353,11 @@ HTTP = {
     *(
         "contrib.audit.admin",
         "contrib.openapi",
+        "contrib.operations",
         "contrib.outbox.admin",
         "contrib.testing",
         "contrib.dashboard",
+        "contrib.profiles",
     ),
 }
 DDL = {
@@ -324,7 +368,7 @@ DDL = {
     "stores.claim_function",
 }
 THREADS = {
-    *("engine.background", "messages.runner"),
+    *("engine.background", "messages.health", "messages.runner"),
     *("contrib.nats", "contrib.outbox", "contrib.testing"),
 }
 CLIENTS = {
@@ -343,13 +387,14 @@ CLIENTS = {
     "redis": {"contrib.redis", "contrib.cached"},
     "psycopg": {"stores.pipeline", "stores.postgresql"},
     "cryptography": {"stores.codec"},
-    "prometheus_client": {"instrumentation.prometheus", "messages.runner"},
+    "prometheus_client": {"instrumentation.prometheus", "messages.health"},
     "pytest": {"contrib.testing"},
     "httpx": {"contrib.client.httpx"},
     "requests": {"contrib.client.requests"},
 }
 DEFINITION = re.compile(
-    r"\b(CREATE|ALTER|DROP|TRUNCATE|ATTACH|DETACH)( OR REPLACE)? (TABLE|INDEX|FUNCTION|PARTITION)\b"
+    r"\b(CREATE|ALTER|DROP|TRUNCATE|ATTACH|DETACH)( OR REPLACE)?"
+    r" (TABLE|INDEX|FUNCTION|PARTITION)\b"
     r"|LOCK TABLE|pg_(try_)?advisory_(?!xact)lock"
 )
 
@@ -423,6 +468,31 @@ def test_a_client_is_imported_by_its_adapters_alone(client):
         if client in {name.partition(".")[0] for name in packages(module)}
     }
     assert not outside(users, CLIENTS[client])
+
+
+# Django's own notes about a connection, of which its documentation says nothing.
+NOTES_OF_DJANGO = {
+    "_thread_ident",
+    "atomic_blocks",
+    "closed_in_transaction",
+    "commit_on_exit",
+    "errors_occurred",
+    "needs_rollback",
+    "rollback_exc",
+    "run_commit_hooks_on_set_autocommit_on",
+    "run_on_commit",
+    "savepoint_ids",
+}
+
+
+def test_a_single_module_touches_djangos_state_of_a_connection():
+    users = {
+        module
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Attribute) and node.attr in NOTES_OF_DJANGO
+    }
+    assert users == {"stores.django_state"}
 
 
 def run_without_extras(program):

@@ -10,13 +10,15 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.conf import Conf
-from django_idempotency.contrib.dashboard.conf import Options as OfDashboard
-from django_idempotency.contrib.outbox.conf import Options as OfOutbox
+from django_idempotency.contrib.cached import CacheOptions
+from django_idempotency.contrib.dashboard.conf import DashboardOptions
+from django_idempotency.contrib.outbox.conf import OutboxOptions
+from django_idempotency.contrib.redis.client import RedisOptions
 from django_idempotency.values.policy import (
     Atomic,
     Body,
     Fingerprint,
-    Keys,
+    Key,
     Lease,
     Limits,
     Policy,
@@ -35,14 +37,15 @@ from django_idempotency.values.rules import (
     validate,
 )
 
-GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
+GROUPS = [Atomic, Lease, Key, Fingerprint, Body, Limits]
+OF_WINGS = [DashboardOptions, OutboxOptions, CacheOptions, RedisOptions]
 
 
-@pytest.mark.parametrize("options", [Policy, Conf, OfDashboard, OfOutbox, *GROUPS])
+@pytest.mark.parametrize("options", [Policy, Conf, *OF_WINGS, *GROUPS])
 def test_every_option_has_a_rule(options):
     assert [
         field.name for field in fields(options) if "rule" not in field.metadata
-    ] in ([], ["policy"])
+    ] in ([], ["policy", "of_apps"])
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ def test_a_wrong_value_is_an_error_that_says_what_it_must_be(wrong, sentence):
     with pytest.raises(ImproperlyConfigured) as refused:
         Options(**wrong)
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("options", [Conf, Policy, *OF_WINGS, *GROUPS])
+def test_a_misspelt_option_is_an_error_with_the_nearest_right_one(options):
+    name = next(iter(rules(options)))
+    with pytest.raises(TypeError, match=f"'{name}s': did you mean '{name}'"):
+        options(**{f"{name}s": 1})
 
 
 def test_a_secret_option_is_not_shown():
@@ -134,8 +144,8 @@ def test_a_value_that_is_not_a_duration_is_refused(wrong):
         lambda day: Lease(seconds=day).seconds,
         lambda day: Atomic(takeover_grace=day).takeover_grace,
         lambda day: Conf(sweep_pause=day).sweep_pause,
-        lambda day: OfDashboard(observe=day).observe,
-        lambda day: OfOutbox(poll=day).poll,
+        lambda day: DashboardOptions(observe=day).observe,
+        lambda day: OutboxOptions(poll=day).poll,
     ],
 )
 def test_a_timedelta_goes_wherever_a_duration_goes(kept):
@@ -157,14 +167,14 @@ def test_a_timedelta_goes_wherever_a_duration_goes(kept):
             "Lease.seconds is 0; it must be a number of seconds from 1 to",
         ),
         (
-            Keys,
+            Key,
             {"pattern": "("},
-            "Keys.pattern is '('; it must be a regular expression, or None.",
+            "Key.pattern is '('; it must be a regular expression, or None.",
         ),
         (
-            Keys,
+            Key,
             {"min_length": 256},
-            "Keys.min_length is 256; it must be a number from 1 to 255.",
+            "Key.min_length is 256; it must be a number from 1 to 255.",
         ),
         (
             Fingerprint,
@@ -179,7 +189,10 @@ def test_a_timedelta_goes_wherever_a_duration_goes(kept):
         (
             Body,
             {"redact": "cut"},
-            "Body.redact is 'cut'; it must be a callable, or in the settings its dotted path",
+            (
+                "Body.redact is 'cut'; it must be a callable, or in the settings its"
+                " dotted path"
+            ),
         ),
         (
             Limits,

@@ -1,4 +1,6 @@
-"""The promises by database, and the laws by kind of claim: each names a test that runs there, or a check."""
+"""The promises by database, and the laws by kind of claim: each names a test that runs
+there, or a check.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def tree(path: str) -> ast.Module:
 
 
 def markers(nodes: list[ast.expr]) -> set[str]:
-    """The names in decorators, or in ``pytestmark``: ``pytest.mark.postgresql`` and ``postgresql`` are the same."""
+    """The names in decorators, or in ``pytestmark``: ``pytest.mark.postgresql`` and
+    ``postgresql`` are the same.
+    """
     inner = [node for each in nodes for node in ast.walk(each)]
     attributes = {node.attr for node in inner if isinstance(node, ast.Attribute)}
     return attributes | {node.id for node in inner if isinstance(node, ast.Name)}

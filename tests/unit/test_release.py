@@ -1,4 +1,6 @@
-"""What a release says of itself is the same everywhere, and its migrations block no claims."""
+"""What a release says of itself is the same everywhere, and its migrations block no
+claims.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,8 @@ CHANGELOG, SECURITY = (
     (ROOT / "CHANGELOG.md").read_text(),
     (ROOT / "SECURITY.md").read_text(),
 )
-CATEGORIES = {
-    "Added",
-    "Changed",
-    "Deprecated",
-    "Removed",
-    "Fixed",
-    "Security",
-}  # of Keep a Changelog
+# of Keep a Changelog
+CATEGORIES = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def supported(what):
@@ -100,9 +96,8 @@ def test_the_forge_tests_every_version_and_only_what_django_supports():
         "18",
     }
     assert "mariadb" in {database for *_, database, _version in rows}
-    assert not [
-        row for row in rows if row[1:] == ("6.1", "postgres", "14")
-    ]  # Django 6.1 asks for PostgreSQL 15
+    # Django 6.1 asks for PostgreSQL 15
+    assert not [row for row in rows if row[1:] == ("6.1", "postgres", "14")]
 
 
 def test_the_address_of_the_repository_is_stated_in_one_place():
@@ -120,7 +115,9 @@ def test_the_address_of_the_repository_is_stated_in_one_place():
 
 
 def files():
-    """What people read and what builds the package; a test may name its own repository otherwise."""
+    """What people read and what builds the package; a test may name its own repository
+    otherwise.
+    """
     yield from (
         path
         for path in ROOT.iterdir()
@@ -140,9 +137,8 @@ def test_extras_are_for_users_and_groups_for_contributors():
         PROJECT["dependency-groups"],
     )
     assert not extras.keys() & groups.keys()
-    assert {"serve", "test", "lint", "release", "dev"} <= flattened("dev") | {
-        "dev"
-    }  # .ci/run installs dev alone
+    # .ci/run installs dev alone
+    assert {"serve", "test", "lint", "release", "dev"} <= flattened("dev") | {"dev"}
     used = set(re.findall(r": \.venv/\.(\w+)", (ROOT / "Makefile").read_text()))
     assert used | {"peers"} == groups.keys()  # tests/migrating installs peers by hand
 
@@ -200,6 +196,15 @@ def test_the_map_of_the_house_names_every_room():
     } == set()
 
 
+def test_the_table_of_hard_modules_names_files_that_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page.partition("## Where concurrency is hard")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+(?:/|\.(?:py|sql)))`", table)
+    assert len(named) > 30
+    for path in named:
+        assert (ROOT / path).exists() or (PACKAGE / path).exists(), path
+
+
 FIRST_RELEASE = {"0001_create_record", "0001_create_counters", "0001_create_outbox"}
 # What reads the table, or rewrites it, under a lock that claims wait for.
 BLOCKING = (migrations.AddIndex, migrations.AddConstraint, migrations.AlterField)
@@ -214,7 +219,9 @@ def modules():
 
 
 def blocks(migration):
-    """Subclasses, such as ``AddIndexConcurrently`` and ``AddConstraintNotValid``, are made not to."""
+    """Subclasses, such as ``AddIndexConcurrently`` and ``AddConstraintNotValid``, are
+    made not to.
+    """
     return any(type(operation) in BLOCKING for operation in migration.operations)
 
 

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views import View
 from rest_framework.views import APIView
 
+from django_idempotency import IdempotentRequest, once, run_once
 from django_idempotency.engine import Context
 from django_idempotency.forms import idempotent_form
 from django_idempotency.http.placement import idempotency_exempt, idempotent
@@ -53,6 +54,15 @@ def task(number: int) -> str:
     return str(number)
 
 
+@once(key="charge-{number}", retention=None, name="charge")
+def charge_once(number: int) -> str:
+    return str(number)
+
+
+assert_type(charge_once(7), str)
+assert_type(run_once("k", lambda: 7, retention=60, name="k"), int)
+
+
 @idempotent
 class Order(View):
     number = 7
@@ -62,6 +72,14 @@ class Charge(IdempotentMixin, APIView):
     idempotency_policy = Policy(
         required=True, methods={"POST"}, fingerprint=lambda request: request.body
     )
+
+
+@idempotent
+def keyed_or_not(request: IdempotentRequest) -> HttpResponse:
+    assert_type(request.idempotency.child_key("gateway"), str)
+    if request.idempotency:
+        assert_type(request.idempotency, Context)
+    return HttpResponse(request.idempotency.key)
 
 
 def seen(context: Context) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from django_idempotency.admin.pages import ReadOnly
 from django_idempotency.contrib.audit.models import Entry
+from django_idempotency.extending.admin import ReadOnly
 
 
 @admin.register(Entry)

@@ -12,6 +12,6 @@ class AuditConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency.contrib.audit.models import Entry
-        from django_idempotency.maintenance import history
+        from django_idempotency.extending import register
 
-        history.register(Entry.objects)
+        register(self.label, histories=[Entry.objects])

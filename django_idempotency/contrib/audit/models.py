@@ -42,7 +42,10 @@ class Entry(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return f"{self.action_time.isoformat(' ', 'seconds')} {self.user}: {self.change_message}"
+        return (
+            f"{self.action_time.isoformat(' ', 'seconds')} {self.user}:"
+            f" {self.change_message}"
+        )
 
     def save(self, **options: Any) -> None:
         """Add the entry. Raises ``DatabaseError`` if it is there already."""

@@ -8,10 +8,8 @@ class CitusConfig(AppConfig):
     label = "django_idempotency_citus"
 
     def ready(self) -> None:
-        from django_idempotency import checks
         from django_idempotency.contrib.citus import store
         from django_idempotency.contrib.citus.checks import CHECKS
-        from django_idempotency.maintenance import records
+        from django_idempotency.extending import register
 
-        checks.register(CHECKS, label=self.label, page="scaling")
-        records.register_sharding(store)
+        register(self.label, page="scaling", checks=CHECKS, shardings=[store])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from django_idempotency.checks import Check, Database, each
 from django_idempotency.contrib.citus.store import CitusStore, is_distributed
-from django_idempotency.stores import configured
+from django_idempotency.extending.operators import Check, Database, each
+from django_idempotency.extending.stores import configured
 
 
 def lacks_store(database: Database) -> bool:
@@ -18,7 +18,8 @@ CHECKS = (
     Check(
         "E001",
         each("migrated", lacks_store),
-        "The records in the database {it} are on several servers, but their store is not CitusStore.",
+        "The records in the database {it} are on several servers, but their store is"
+        " not CitusStore.",
         "Name django_idempotency.contrib.citus.store.CitusStore in STORES.",
         database=True,
     ),

@@ -1,8 +1,9 @@
 """Records that Citus distributes by ``id`` over several servers.
 
-A statement about one record goes to the server that has it. No statement can lock records of several shards. A function
-that tells something about its server, such as the number of the transaction, tells it about the record's server in a
-SELECT, and about the server that was asked in an UPDATE.
+A statement about one record goes to the server that has it. No statement can lock
+records of several shards. A function that tells something about its server, such as the
+number of the transaction, tells it about the record's server in a SELECT, and about the
+server that was asked in an UPDATE.
 """
 
 from __future__ import annotations
@@ -17,25 +18,31 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import NotSupportedError, ProgrammingError, connections
 from django.db.models import BooleanField, Value
 
-from django_idempotency.models import IdempotencyRecord
-from django_idempotency.stores.claim_function import PARTITIONED, TRANSACTION
-from django_idempotency.stores.database import DatabaseOptions, DatabaseStore
-from django_idempotency.stores.errors import store_errors
-from django_idempotency.stores.pipeline import execute
-from django_idempotency.stores.postgresql import PostgreSQLStore, Values, receipt_of
-from django_idempotency.stores.transactions import Transaction
-from django_idempotency.values.outcomes import Claimed
-from django_idempotency.values.policy import Policy
+from django_idempotency import Policy
+from django_idempotency.extending.stores import (
+    PARTITIONED,
+    TRANSACTION,
+    Claimed,
+    DatabaseOptions,
+    DatabaseStore,
+    IdempotencyRecord,
+    PostgreSQLStore,
+    Transaction,
+    execute,
+    store_errors,
+)
 
 APP = "django_idempotency.contrib.citus"
 TABLE = IdempotencyRecord._meta.db_table
 
 OWN_TRANSACTION = f"SELECT {TRANSACTION} AS transaction"
 ANY_ROWS = f"SELECT id FROM {TABLE} LIMIT 0 FOR NO KEY UPDATE"
-# Always in the same order, so that two callers that lock these groups can't wait for each other.
+# Always in the same order, so that two callers that lock these groups can't wait for
+# each other.
 BY_SHARD = f"""
 SELECT array_agg(id ORDER BY id) FROM (
-    SELECT id, get_shard_id_for_distribution_column('{TABLE}', id) AS shard FROM unnest(%s::uuid[]) AS id
+    SELECT id, get_shard_id_for_distribution_column('{TABLE}', id) AS shard
+        FROM unnest(%s::uuid[]) AS id
 ) AS placed GROUP BY shard ORDER BY shard
 """
 
@@ -43,10 +50,12 @@ _distributed: dict[str, bool] = {}
 
 
 class CitusStore(PostgreSQLStore):
-    """A store in a database where Citus distributes the records. Name this class in ``STORES``.
+    """A store in a database where Citus distributes the records. Name this class in
+    ``STORES``.
 
-    It locks the records of several shards one shard after the other, and asks for the number of its transaction in a
-    statement of its own. Claims are records: each server has advisory locks of its own.
+    It locks the records of several shards one shard after the other, and asks for the
+    number of its transaction in a statement of its own. Claims are records: each server
+    has advisory locks of its own.
     """
 
     @classmethod
@@ -62,15 +71,16 @@ class CitusStore(PostgreSQLStore):
         if not policy.claims_by_lock:
             return super().unfit_for(policy, alias)
         return (
-            f'claim is "lock", but the records in the store {alias!r} ({cls.__name__}) are on several servers, each '
-            'with advisory locks of its own; leave claim="lock" out of Atomic(…).'
+            f'claim is "lock", but the records in the store {alias!r} ({cls.__name__})'
+            " are on several servers, each with advisory locks of its own; leave"
+            ' claim="lock" out of Atomic(…).'
         )
 
     def objections(self) -> Iterable[str]:
         if self._ask(PARTITIONED, ()) == (True,):
             yield (
-                f"In the database {self.name!r} a key can be claimed twice: the table is partitioned, and its rows are "
-                "on several servers."
+                f"In the database {self.name!r} a key can be claimed twice: the table"
+                " is partitioned, and its rows are on several servers."
             )
 
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
@@ -95,20 +105,23 @@ class CitusStore(PostgreSQLStore):
             return [[by_id[id] for id in part] for part in in_shards(by_id, self.name)]
 
     def _in_transaction(self, locked: Sequence[Claimed]) -> list[Claimed]:
-        """Return the claims with the number of this transaction, instead of that on the server of their records."""
+        """Return the claims with the number of this transaction, instead of that on the
+        server of their records.
+        """
         (number,) = self._ask(OWN_TRANSACTION, ())
         return [
-            claim.with_receipt(receipt_of(claim)._replace(transaction=number))
+            claim.with_receipt(claim.receipt._replace(transaction=number))
             for claim in locked
         ]
 
-    # The numbers of transactions are compared in the WHERE of a statement or by one of its own, and COMMIT is not sent
-    # along: the guard in ``PostgreSQLStore``'s writes would be evaluated on the server of the record.
+    # The numbers of transactions are compared in the WHERE of a statement or by one of
+    # its own, and COMMIT is not sent along: the guard in ``PostgreSQLStore``'s writes
+    # would be evaluated on the server of the record.
 
-    def _end_owned(self, statement: str, values: Values, claim: Claimed) -> bool:
+    def _end_owned(self, statement: str, values: Any, claim: Claimed) -> bool:
         return self._owned(statement, values, claim) is not None
 
-    def _end_many(self, statement: str, values: Values, count: int) -> int:
+    def _end_many(self, statement: str, values: Any, count: int) -> int:
         with store_errors():
             return execute(statement, values, self.connection).rows
 
@@ -120,10 +133,11 @@ class CitusStore(PostgreSQLStore):
 
 
 def is_distributed(using: str) -> bool:
-    """Return whether the rows are on several servers, so that no statement can lock arbitrary ones.
+    """Return whether the rows are on several servers, so that no statement can lock
+    arbitrary ones.
 
-    Each process tries this once. False if there is no such table. Raises Django's ``OperationalError`` if the database
-    can't be reached.
+    Each process tries this once. False if there is no such table. Raises Django's
+    ``OperationalError`` if the database can't be reached.
     """
     if using not in _distributed:
         _distributed[using] = connections[
@@ -134,7 +148,8 @@ def is_distributed(using: str) -> bool:
 
 def _locks_any(using: str) -> bool:
     connection = connections[using]
-    # Without a transaction, there is nothing to protect from the error. A pooler in statement mode refuses one.
+    # Without a transaction, there is nothing to protect from the error. A pooler in
+    # statement mode refuses one.
     block = Transaction(using) if connection.in_atomic_block else nullcontext()
     try:
         with block, connection.cursor() as cursor:
@@ -147,7 +162,9 @@ def _locks_any(using: str) -> bool:
 
 
 def in_shards(ids: Collection[UUID], using: str) -> list[Collection[UUID]]:
-    """Return ``ids`` in groups, each of which one statement can lock: one group unless they are distributed."""
+    """Return ``ids`` in groups, each of which one statement can lock: one group unless
+    they are distributed.
+    """
     if not is_distributed(using):
         return [ids]
     with connections[using].cursor() as cursor:

@@ -1,7 +1,9 @@
-"""For Python clients of an API with idempotency keys: one key for each call, and safe retries.
+"""For Python clients of an API with idempotency keys: one key for each call, and safe
+retries.
 
-This module decides when a client retries, and how long it waits before. ``client.httpx`` has transports, and
-``client.requests`` has an adapter, which send the requests. None of them needs Django or settings.
+This module decides when a client retries, and how long it waits before.
+``client.httpx`` has transports, and ``client.requests`` has an adapter, which send the
+requests. None of them needs Django or settings.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ MOST_DOUBLINGS = 64  # of the wait, which has reached its maximum by then
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """When a client retries a request. Immutable, so that any number of threads can share it.
+    """When a client retries a request. Immutable, so that any number of threads can
+    share it.
 
-    ``attempts``: maximum number of requests in one call, including the first. ``total``: seconds after the beginning of
-    the first attempt during which others may begin; the client's own timeout limits how long one attempt lasts.
-    ``first_wait``: seconds before the first retry. The wait is doubled for each further retry up to ``longest_wait``
-    seconds, and shortened at random by up to a half. A longer ``Retry-After`` in seconds is obeyed; if it goes beyond
-    ``total``, there is no retry. ``header``: the key's header.
+    ``attempts``: maximum number of requests in one call, including the first.
+    ``total``: seconds after the beginning of the first attempt during which others may
+    begin; the client's own timeout limits how long one attempt lasts. ``first_wait``:
+    seconds before the first retry. The wait is doubled for each further retry up to
+    ``longest_wait`` seconds, and shortened at random by up to a half. A longer
+    ``Retry-After`` in seconds is obeyed; if it goes beyond ``total``, there is no
+    retry. ``header``: the key's header.
     """
 
     attempts: int = 6
@@ -38,10 +43,12 @@ class Retries:
 
 
 class Call:
-    """One call: attempts with one key, until there is a response to return or no more attempt is allowed.
+    """One call: attempts with one key, until there is a response to return or no more
+    attempt is allowed.
 
-    It adds a key to ``headers``, which must be case-insensitive, if the method needs one and there is none. A request
-    without a key is only retried if its method is safe.
+    It adds a key to ``headers``, which must be case-insensitive, if the method needs
+    one and there is none. A request without a key is only retried if its method is
+    safe.
     """
 
     def __init__(
@@ -56,11 +63,15 @@ class Call:
         self.began = time.monotonic()
 
     def after_failure(self) -> float | None:
-        """Return the seconds to wait after an attempt without a response; ``None`` if there is no next attempt."""
+        """Return the seconds to wait after an attempt without a response; ``None`` if
+        there is no next attempt.
+        """
         return self._next_wait(0)
 
     def after_response(self, status: int, headers: Mapping[str, str]) -> float | None:
-        """Return the seconds to wait before the next attempt; ``None`` if the caller gets this response."""
+        """Return the seconds to wait before the next attempt; ``None`` if the caller
+        gets this response.
+        """
         return (
             self._next_wait(retry_after(headers))
             if should_retry(status, headers)
@@ -81,7 +92,9 @@ class Call:
 
 
 def should_retry(status: int, headers: Mapping[str, str]) -> bool:
-    """Return whether the same request may succeed later, by ``X-Should-Retry`` or else by the status."""
+    """Return whether the same request may succeed later, by ``X-Should-Retry`` or else
+    by the status.
+    """
     stated = headers.get("X-Should-Retry")
     return stated == "true" if stated in ("true", "false") else status in TRANSIENT
 

@@ -2,7 +2,8 @@
 
     client = httpx.Client(mounts={"https://api.example.com": IdempotentTransport()})
 
-Mount them only for servers that support keys. With any other server, a retried POST may take effect twice.
+Mount them only for servers that support keys. With any other server, a retried POST may
+take effect twice.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ NO_RESPONSE = (
 
 
 class IdempotentTransport(httpx.BaseTransport):
-    """Sends requests through ``transport``, with one key for each call and all of its retries.
+    """Sends requests through ``transport``, with one key for each call and all of its
+    retries.
 
-    ``transport``: ``httpx.HTTPTransport()`` by default; certificates, proxies and limits are its arguments. The body of
-    a request that may be retried is read into memory, so that it can be sent again. The response to a request with a
-    key is read into memory too. Raises the last error of ``transport``.
+    ``transport``: ``httpx.HTTPTransport()`` by default; certificates, proxies and
+    limits are its arguments. The body of a request that may be retried is read into
+    memory, so that it can be sent again. The response to a request with a key is read
+    into memory too. Raises the last error of ``transport``.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class IdempotentTransport(httpx.BaseTransport):
 
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
-    """``IdempotentTransport`` for ``httpx.AsyncClient``. It uses ``httpx.AsyncHTTPTransport()`` by default."""
+    """``IdempotentTransport`` for ``httpx.AsyncClient``. It uses
+    ``httpx.AsyncHTTPTransport()`` by default.
+    """
 
     def __init__(
         self,
@@ -115,7 +120,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
-    """Return the response with its complete body. A response that was cut off counts as no response."""
+    """Return the response with its complete body. A response that was cut off counts as
+    no response.
+    """
     stream = httpx.ByteStream(body)
     return httpx.Response(
         response.status_code,

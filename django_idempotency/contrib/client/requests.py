@@ -3,7 +3,8 @@
     session = requests.Session()
     session.mount("https://api.example.com", IdempotentAdapter())
 
-Mount it only for servers that support keys. With any other server, a retried POST may take effect twice.
+Mount it only for servers that support keys. With any other server, a retried POST may
+take effect twice.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ NO_RESPONSE = (ConnectionError, Timeout, ChunkedEncodingError)
 class IdempotentAdapter(HTTPAdapter):
     """Sends requests with one key for each call and all of its retries.
 
-    ``options`` are those of ``HTTPAdapter``. The body of a request that may be retried is read into memory, so that it
-    can be sent again. The response to a request with a key is read into memory too. Raises the error of the last
-    attempt.
+    ``options`` are those of ``HTTPAdapter``. The body of a request that may be retried
+    is read into memory, so that it can be sent again. The response to a request with a
+    key is read into memory too. Raises the error of the last attempt.
     """
 
     __attrs__ = [*HTTPAdapter.__attrs__, "retries"]  # what is pickled
@@ -68,6 +69,5 @@ def _read_body(request: Any) -> None:
         request.body = b"".join(
             part.encode() if isinstance(part, str) else part for part in body
         )
-    request._body_position = (
-        None  # the position in a file, which a redirect would rewind
-    )
+    # the position in a file, which a redirect would rewind
+    request._body_position = None

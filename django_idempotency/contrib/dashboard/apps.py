@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
 
@@ -8,24 +8,25 @@ class DashboardConfig(AppConfig):
     name = "django_idempotency.contrib.dashboard"
     label = "django_idempotency_dashboard"
     verbose_name = _("Idempotency dashboard")
+    idempotency_setting = "DASHBOARD"
 
     def ready(self) -> None:
-        from django_idempotency import checks
-        from django_idempotency.admin.pages import Page, register
         from django_idempotency.contrib.dashboard import counters, observations
         from django_idempotency.contrib.dashboard.checks import CHECKS
+        from django_idempotency.contrib.dashboard.conf import observes
         from django_idempotency.contrib.dashboard.formatting import recently
-        from django_idempotency.contrib.dashboard.pages import dashboard
-        from django_idempotency.maintenance import cleaner, formatting
-        from django_idempotency.reporting import events
+        from django_idempotency.extending import register
 
-        checks.register(CHECKS, label=self.label, page="observe")
-        cleaner.register(counters.prune)
-        cleaner.register(observations.prune)
-        formatting.register(recently)
         register(
-            Page(
-                "dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")
-            )
+            self.label,
+            page="observe",
+            checks=CHECKS,
+            prunes=[counters.prune, observations.prune],
+            sections=[recently],
+            listeners=[counters.count_event],
+            suspensions=[observes],
         )
-        events.listen(counters.count_event)
+        if apps.is_installed("django.contrib.admin"):
+            from django_idempotency.contrib.dashboard.pages import PAGE
+
+            register(self.label, pages=[PAGE])

@@ -1,6 +1,8 @@
-"""How often each event happened at each view: counted in memory and added up in the database, in five-minute rows.
+"""How often each event happened at each view: counted in memory and added up in the
+database, in five-minute rows.
 
-Signals trigger the counting. No request waits for it, executes a statement for it or fails because of it.
+Signals trigger the counting. No request waits for it, executes a statement for it or
+fails because of it.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ from typing import Any
 
 from django.db import connections
 
-from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import models
 from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
-from django_idempotency.engine.background import background
-from django_idempotency.reporting import events
-from django_idempotency.stores import store_for
-from django_idempotency.stores.connections import alias, databases
-from django_idempotency.values.outcomes import Operation
+from django_idempotency.extending import Event, Family, conf
+from django_idempotency.extending.figures import oldest_pending
+from django_idempotency.extending.stores import (
+    Operation,
+    alias,
+    background,
+    databases,
+    store_for,
+)
 
 FLUSH_EVERY = 10.0
 PERIOD = 300
@@ -37,19 +42,37 @@ LONGEST = IdempotencyCounter._meta.get_field("view").max_length or 0
 _SINCE = {
     "postgresql": f"date_bin('{PERIOD} s', statement_timestamp(), 'epoch')",
     "mysql": (
-        f"timestampadd(SECOND, -mod(timestampdiff(SECOND, '1970-01-01', utc_timestamp()), {PERIOD}), utc_timestamp())"
+        "timestampadd(SECOND, -mod(timestampdiff(SECOND, '1970-01-01',"
+        f" utc_timestamp()), {PERIOD}), utc_timestamp())"
     ),
     "sqlite": f"datetime(strftime('%%s', 'now') / {PERIOD} * {PERIOD}, 'unixepoch')",
 }
+# Counts are added up. Of the seconds in a row ``OLDEST``, the most are kept. Citus does
+# not pass on ``CASE … WHEN 'constant'``.
+OLDEST = "pending_oldest"
 _ADD = {
-    "postgresql": f"ON CONFLICT (since, view, event) DO UPDATE SET count = {TABLE}.count + EXCLUDED.count",
-    "mysql": "ON DUPLICATE KEY UPDATE count = count + VALUES(count)",
-    "sqlite": "ON CONFLICT (since, view, event) DO UPDATE SET count = count + EXCLUDED.count",
+    "postgresql": (
+        "ON CONFLICT (since, view, event) DO UPDATE SET count = CASE"
+        f" WHEN {TABLE}.event = '{OLDEST}'"
+        f" THEN greatest({TABLE}.count, EXCLUDED.count)"
+        f" ELSE {TABLE}.count + EXCLUDED.count END"
+    ),
+    "mysql": (
+        f"ON DUPLICATE KEY UPDATE count = IF(event = '{OLDEST}',"
+        " greatest(count, VALUES(count)), count + VALUES(count))"
+    ),
+    "sqlite": (
+        "ON CONFLICT (since, view, event) DO UPDATE SET count = CASE event"
+        f" WHEN '{OLDEST}' THEN max(count, EXCLUDED.count)"
+        " ELSE count + EXCLUDED.count END"
+    ),
 }
 
 
 class Counters:
-    """The counts of this process that are not written yet, by the database to which they will be written."""
+    """The counts of this process that are not written yet, by the database to which
+    they will be written.
+    """
 
     def __init__(self) -> None:
         self._reset()
@@ -63,7 +86,9 @@ class Counters:
     def count(
         self, event: str, view: str, operation: Operation | None = None, count: int = 1
     ) -> None:
-        """Count ``count`` events in the database of the record of ``operation``. Written after about ten seconds."""
+        """Count ``count`` events in the database of the record of ``operation``.
+        Written after about ten seconds.
+        """
         if options().stats_retention is None:
             return
         using = alias(conf().policy, operation)
@@ -81,7 +106,8 @@ class Counters:
             background.later(flush, FLUSH_EVERY, store_for(conf().policy, operation))
 
     def flush(self, using: str | None = None) -> None:
-        """Add the counts to the tables of all databases, or of one, with one statement each.
+        """Add the counts to the tables of all databases, or of one, with one statement
+        each, and note how old the oldest pending key is.
 
         After an error the counts are kept.
         """
@@ -99,27 +125,34 @@ class Counters:
 def _add(counts: Counter[tuple[str, str]], using: str) -> None:
     if not counts:
         return
+    if (oldest := round(oldest_pending(using=using))) > 0:
+        counts[MAINTENANCE, OLDEST] = oldest
     connection = connections[using]
     row = f"({_SINCE[connection.vendor]}, %s, %s, %s)"
-    # All processes use the same order, so they may wait for each other but never deadlock.
+    # All processes use the same order, so they may wait for each other but never
+    # deadlock.
     values = [
         value
         for (view, event), count in sorted(counts.items())
         for value in (view, event, count)
     ]
     rows = ", ".join([row] * len(counts))
-    statement = f"INSERT INTO {TABLE} (since, view, event, count) VALUES {rows} {_ADD[connection.vendor]}"
+    statement = (
+        f"INSERT INTO {TABLE} (since, view, event, count) VALUES {rows}"
+        f" {_ADD[connection.vendor]}"
+    )
     with connection.cursor() as cursor:
         cursor.execute(statement, values)
 
 
 def count_event(
-    event: events.Event, family: events.Family | None, *, sender: object, **named: Any
+    event: Event, family: Family | None, *, sender: object, **named: Any
 ) -> None:
     if family is None:
         counters.count(event.counted_as, named["operation"].view, named["operation"])
         return
-    # Under a view such as ``(outbox webhooks)``: in the wing's database if it has records, else in the first.
+    # Under a view such as ``(outbox webhooks)``: in the wing's database if it has
+    # records, else in the first.
     known = databases()
     operation = Operation(
         "", "", b"", database=named["using"] if named["using"] in known else known[0]
@@ -130,7 +163,9 @@ def count_event(
 
 
 def prune(*, using: str | None = None) -> int:
-    """Delete some of the oldest counters past ``STATS_RETENTION``; return how many were deleted."""
+    """Delete some of the oldest counters past ``STATS_RETENTION``; return how many were
+    deleted.
+    """
     return models.prune(
         IdempotencyCounter, "since", options().stats_retention or 0, using
     )

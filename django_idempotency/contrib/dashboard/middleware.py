@@ -1,7 +1,9 @@
-"""Watch requests without refusing or replaying any, and count what would have been prevented.
+"""Watch requests without refusing or replaying any, and count what would have been
+prevented.
 
-Nothing here changes what a view gets or returns, and no error in it reaches a request. A body is read before the view
-only if its size is known and moderate. A multipart body is read afterwards, unless the view has read it in its own way.
+Nothing here changes what a view gets or returns, and no error in it reaches a request.
+A body is read before the view only if its size is known and moderate. A multipart body
+is read afterwards, unless the view has read it in its own way.
 """
 
 from __future__ import annotations
@@ -13,27 +15,28 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction as is_async
 from asgiref.sync import markcoroutinefunction, sync_to_async
-from django.http import HttpRequest, UnreadablePostError
+from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 from django.http.response import HttpResponseBase
 
-from django_idempotency.conf import conf, resolve
+from django_idempotency import IdempotencyError, Policy
+from django_idempotency.contrib.dashboard.conf import observes
 from django_idempotency.contrib.dashboard.observations import (
     REFUSED,
     UNPROTECTED,
     observations,
 )
-from django_idempotency.http.placement import entry_point_policy, handler_of
-from django_idempotency.http.requests import (
+from django_idempotency.extending import cause, is_due, log, resolve
+from django_idempotency.extending.requests import (
+    entry_point_policy,
+    handler_of,
+    has_key,
     has_moderate_body,
+    key_of,
     observed_operation,
+    policy_by_path,
     scope_and_key,
 )
-from django_idempotency.middleware import policy_by_path
-from django_idempotency.reporting.logs import cause, is_due, log
-from django_idempotency.values.exceptions import IdempotencyError
-from django_idempotency.values.keys import parse_key
-from django_idempotency.values.outcomes import EntryPoint
-from django_idempotency.values.policy import Policy
+from django_idempotency.extending.stores import EntryPoint
 
 WATCHED = "_idempotency_watched"
 View = Callable[..., Any]
@@ -42,8 +45,8 @@ View = Callable[..., Any]
 class ObservingMiddleware:
     """Watches the requests that entry points would protect, while ``OBSERVE`` is set.
 
-    It knows every entry point, ``IdempotencyMiddleware`` among them if that is installed too. Put it behind the
-    middleware that authenticates.
+    It knows every entry point, ``IdempotencyMiddleware`` among them if that is
+    installed too. Put it behind the middleware that authenticates.
     """
 
     sync_capable = True
@@ -70,10 +73,12 @@ class ObservingMiddleware:
     def process_view(
         self, request: HttpRequest, view: View, args: Any, kwargs: Any
     ) -> None:
-        """Note the view, and keep the body if that has a known, moderate size and is no upload."""
+        """Note the view, and keep the body if that has a known, moderate size and is no
+        upload.
+        """
         policy = (
             policy_by_path(view, request.method or "", request.path)
-            if conf().observes
+            if observes()
             else None
         )
         if policy is None or request.method not in resolve(policy).methods:
@@ -89,7 +94,7 @@ class ObservingMiddleware:
         ) as error:  # the view has to get it, too: Django would show it an empty form
             vars(request).update(_stream=_Unreadable(error), _read_started=False)
         except Exception as error:
-            _report_failure(error)
+            _report_failure(error, view)
 
 
 class _Unreadable(RawIOBase):
@@ -116,13 +121,16 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         observations.receive(
             sender, operation, keyed=bool(key), fate=_fate(request, policy, entry_point)
         )
-    except Exception as error:  # from a scope, a fingerprint or a router; the request already has its response
-        _report_failure(error)
+    except Exception as error:
+        # from a scope, a fingerprint or a router; the request already has its response
+        _report_failure(error, view)
 
 
 def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> str | None:
-    """Return the event that the request would be refused, or would run unprotected despite its key, if it would."""
-    if not (policy.required or conf().meta_name in request.META):
+    """Return the event that the request would be refused, or would run unprotected
+    despite its key, if it would.
+    """
+    if not (policy.required or has_key(request, policy)):
         return None
     try:
         return (
@@ -135,15 +143,16 @@ def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> str 
 
 
 def _key(request: HttpRequest, policy: Policy) -> str:
-    header = request.META.get(conf().meta_name)
     try:
-        return "" if header is None else parse_key(header, strict=policy.keys.strict)
-    except IdempotencyError:
+        return key_of(request, policy) or ""
+    except (IdempotencyError, RawPostDataException):
         return ""
 
 
 def _can_be_read(request: HttpRequest) -> bool:
-    """Whether the body was kept, was not read, or is a form without files: a view may have moved those."""
+    """Whether the body was kept, was not read, or is a form without files: a view may
+    have moved those.
+    """
     if hasattr(request, "_body"):
         return True
     if hasattr(request, "_files"):
@@ -151,11 +160,12 @@ def _can_be_read(request: HttpRequest) -> bool:
     return has_moderate_body(request) and not getattr(request, "_read_started", True)
 
 
-def _report_failure(error: Exception) -> None:
+def _report_failure(error: Exception, view: View) -> None:
     if is_due("observing"):
         log(
             logging.ERROR,
             "observing",
             "a request could not be observed: %s",
             cause(error),
+            view=view,
         )

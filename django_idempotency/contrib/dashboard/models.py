@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 
 from django.db import models, transaction
 
-from django_idempotency.stores.connections import record_database
-from django_idempotency.stores.database import ahead
+from django_idempotency.extending.stores import ahead, record_database
 
 PRUNED_AT_ONCE = 10_000
 
 
 class IdempotencyCounter(models.Model):
-    """How often one event happened at one view within five minutes. It contains neither keys nor scopes."""
+    """How often one event happened at one view within five minutes. It contains neither
+    keys nor scopes.
+    """
 
     pk = models.CompositePrimaryKey("since", "view", "event")
     since = models.DateTimeField()
@@ -32,7 +33,9 @@ class IdempotencyCounter(models.Model):
 
 
 class IdempotencyObservation(models.Model):
-    """A digest of an observed request, and the time of the last request like it. It doesn't say who sent it."""
+    """A digest of an observed request, and the time of the last request like it. It
+    doesn't say who sent it.
+    """
 
     digest = models.UUIDField(primary_key=True, editable=False)
     seen_at = models.DateTimeField()
@@ -52,7 +55,9 @@ class IdempotencyObservation(models.Model):
 
 
 def prune(model: Any, column: str, older_than: float, using: str | None) -> int:
-    """Delete about ``PRUNED_AT_ONCE`` of the oldest rows past ``older_than`` seconds; return how many were deleted."""
+    """Delete about ``PRUNED_AT_ONCE`` of the oldest rows past ``older_than`` seconds;
+    return how many were deleted.
+    """
     using = record_database(using)
     past = model.objects.using(using).filter(**{f"{column}__lt": ahead(-older_than)})
     with transaction.atomic(using=using):

@@ -1,7 +1,8 @@
-"""What ``OBSERVE`` would have prevented: digests in memory that are compared in the database about every ten seconds.
+"""What ``OBSERVE`` would have prevented: digests in memory that are compared in the
+database about every ten seconds.
 
-No request waits for this, executes a statement for it or fails because of it. Digests that can't be written are
-dropped, so a duplicate may be missed, but none is invented.
+No request waits for this, executes a statement for it or fails because of it. Digests
+that can't be written are dropped, so a duplicate may be missed, but none is invented.
 """
 
 from __future__ import annotations
@@ -16,57 +17,68 @@ from uuid import UUID
 
 from django.db import connections, transaction
 
-from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import models
 from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyObservation
-from django_idempotency.engine.background import background
-from django_idempotency.stores import store_for
-from django_idempotency.stores.connections import databases
-from django_idempotency.values.fingerprints import digest
-from django_idempotency.values.keys import CLEARED
-from django_idempotency.values.outcomes import Operation
+from django_idempotency.extending import conf
+from django_idempotency.extending.stores import (
+    Operation,
+    background,
+    databases,
+    record_id,
+    store_for,
+)
 
 FLUSH_EVERY = 10.0
 MOST = 10_000  # digests that a process keeps before they are written
 AT_ONCE = 300  # rows in a statement
 
-KEYED, UNKEYED = (
-    "observed_keyed",
-    "observed_unkeyed",
-)  # requests with a key, and without
+# requests with a key, and without
+KEYED, UNKEYED = "observed_keyed", "observed_unkeyed"
 DUPLICATE_KEYED, DUPLICATE_UNKEYED = "duplicate_keyed", "duplicate_unkeyed"
 REFUSED, UNPROTECTED = "observed_refused", "observed_unprotected"
 EVENTS = {KEYED, UNKEYED, DUPLICATE_KEYED, DUPLICATE_UNKEYED, REFUSED, UNPROTECTED}
 
 TABLE = IdempotencyObservation._meta.db_table
-# The time of a request that was ``%s`` seconds ago by the clock of its process, and the conflict part of the upsert.
+# The time of a request that was ``%s`` seconds ago by the clock of its process, and the
+# conflict part of the upsert.
 _AGO = {
     "postgresql": "statement_timestamp() - make_interval(secs => %s)",
     "mysql": "timestampadd(MICROSECOND, -1000000 * %s, utc_timestamp(6))",
     "sqlite": "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '-' || %s || ' seconds')",
 }
 _MERGE = {
-    "postgresql": f"""
-        ON CONFLICT (digest) DO UPDATE SET seen_at = greatest({TABLE}.seen_at, EXCLUDED.seen_at), found = EXCLUDED.found
+    "postgresql": (
+        f"""
+        ON CONFLICT (digest) DO UPDATE SET seen_at = greatest({TABLE}.seen_at,
+            EXCLUDED.seen_at), found = EXCLUDED.found
             + ({TABLE}.seen_at >= EXCLUDED.seen_at - make_interval(secs => %s))::int
-    """,
-    "mysql": """
+    """
+    ),
+    "mysql": (
+        """
         ON DUPLICATE KEY UPDATE found = VALUES(found)
             + (seen_at >= timestampadd(MICROSECOND, -1000000 * %s, VALUES(seen_at))),
         seen_at = greatest(seen_at, VALUES(seen_at))
-    """,
-    "sqlite": f"""
-        ON CONFLICT (digest) DO UPDATE SET seen_at = max({TABLE}.seen_at, EXCLUDED.seen_at), found = EXCLUDED.found
-            + ({TABLE}.seen_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f', EXCLUDED.seen_at, '-' || %s || ' seconds'))
-    """,
+    """
+    ),
+    "sqlite": (
+        f"""
+        ON CONFLICT (digest) DO UPDATE SET seen_at = max({TABLE}.seen_at,
+            EXCLUDED.seen_at), found = EXCLUDED.found
+            + ({TABLE}.seen_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f', EXCLUDED.seen_at,
+                '-' || %s || ' seconds'))
+    """
+    ),
 }
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Requests with one digest. ``last``: the time of the last one by the monotonic clock."""
+    """Requests with one digest. ``last``: the time of the last one by the monotonic
+    clock.
+    """
 
     here: Operation  # as it is counted
     event: str
@@ -92,7 +104,8 @@ class Observations:
         keyed: bool,
         fate: str | None,
     ) -> None:
-        """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds.
+        """Count a request, and keep its digest if it is comparable. Both are written
+        after about ten seconds.
 
         ``operation``: ``None`` if the request can't be compared with others.
         ``fate``: ``REFUSED`` or ``UNPROTECTED``, if that is what it would have been.
@@ -109,12 +122,8 @@ class Observations:
 
     def _keep(self, operation: Operation, here: Operation, event: str) -> bool:
         """Keep a digest; return whether it is now the only one."""
-        parts = (
-            operation.scope.encode(),
-            operation.key.encode(),
-            operation.fingerprint,
-        )
-        id = UUID(int=int.from_bytes(digest(parts)[:16], "big") & ~CLEARED)
+        whole = operation.scope, operation.key, operation.fingerprint.hex()
+        id = record_id("", "\0".join(whole))
         with self._lock:
             seen = self._seen.get(id)
             if seen is not None:
@@ -124,7 +133,9 @@ class Observations:
             return len(self._seen) == 1
 
     def flush(self) -> None:
-        """Compare the digests and count the duplicates. An error drops the digests and is raised."""
+        """Compare the digests and count the duplicates. An error drops the digests and
+        is raised.
+        """
         with self._lock:
             seen, self._seen = self._seen, {}
         window, using = options().observe, databases()[0]
@@ -132,15 +143,16 @@ class Observations:
             return
         for id, found in _compare(sorted(seen.items()), window, using):
             counters.count(seen[id].event, seen[id].here.view, seen[id].here, found)
-        counters.flush(
-            using
-        )  # at once, because at the end of a process there is no later flush
+        # at once, because at the end of a process there is no later flush
+        counters.flush(using)
 
 
 def _compare(
     seen: list[tuple[UUID, _Seen]], window: float, using: str
 ) -> Iterator[tuple[UUID, int]]:
-    """Yield the digests of duplicates, and how many there were. All processes use one order to avoid deadlocks."""
+    """Yield the digests of duplicates, and how many there were. All processes use one
+    order to avoid deadlocks.
+    """
     connection = connections[using]
     to_database = IdempotencyObservation._meta.get_field("digest").get_db_prep_value
     row = f"(%s, {_AGO[connection.vendor]}, %s)"
@@ -151,7 +163,10 @@ def _compare(
             for id, each in some
         ]
         rows_of_values = ", ".join([row] * len(some))
-        statement = f"INSERT INTO {TABLE} (digest, seen_at, found) VALUES {rows_of_values} {_MERGE[connection.vendor]}"
+        statement = (
+            f"INSERT INTO {TABLE} (digest, seen_at, found) VALUES {rows_of_values}"
+            f" {_MERGE[connection.vendor]}"
+        )
         parameters = [*(value for each in values for value in each), window]
         rows = _merge(statement, parameters, [value[0] for value in values], using)
         yield from ((UUID(str(id)), found) for id, found in rows if found)
@@ -166,7 +181,10 @@ def _merge(
             cursor.execute(f"{statement} RETURNING digest, found", parameters)
             return cursor.fetchall()  # type: ignore[no-any-return]
     # MySQL. Nobody else changes the rows before COMMIT.
-    select = f"SELECT digest, found FROM {TABLE} WHERE digest IN ({', '.join(['%s'] * len(digests))})"
+    select = (
+        f"SELECT digest, found FROM {TABLE} WHERE digest IN"
+        f" ({', '.join(['%s'] * len(digests))})"
+    )
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         cursor.execute(select, digests)
@@ -174,7 +192,9 @@ def _merge(
 
 
 def prune(*, using: str) -> int:
-    """Delete some of the oldest digests past ``OBSERVE``, or of all if it is off; return how many were deleted."""
+    """Delete some of the oldest digests past ``OBSERVE``, or of all if it is off;
+    return how many were deleted.
+    """
     return models.prune(
         IdempotencyObservation, "seen_at", options().observe or 0, using
     )

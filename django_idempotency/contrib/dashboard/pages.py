@@ -1,7 +1,9 @@
-"""The dashboard in the admin: what happens to keys, how long they wait, and how large the table is.
+"""The dashboard in the admin: what happens to keys, how long they wait, and how large
+the table is.
 
-Each panel asks for little, through indexes or statistics, and has one second. If the database does not answer a panel,
-or not in time, that panel says so, and the others are shown all the same.
+Each panel asks for little, through indexes or statistics, and has one second. If the
+database does not answer a panel, or not in time, that panel says so, and the others are
+shown all the same.
 """
 
 from __future__ import annotations
@@ -17,21 +19,26 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_idempotency.admin.alarms import alarms
-from django_idempotency.admin.pages import Asking, choices, database_of, panel, query_of
-from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard import formatting as of_counters
-from django_idempotency.contrib.dashboard.conf import options
-from django_idempotency.maintenance import formatting, stats
-from django_idempotency.maintenance.formatting import Figure
-from django_idempotency.maintenance.stats import DAY, HOUR, WEEK
+from django_idempotency.contrib.dashboard.activity import DAY, HOUR, WEEK
+from django_idempotency.contrib.dashboard.conf import observes, options
+from django_idempotency.extending.admin import (
+    Page,
+    alarms,
+    choices,
+    database_of,
+    panel,
+    query_of,
+)
+from django_idempotency.extending.figures import Figure, due, figures, pending, size
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 MOST = 10_000  # the most records that a panel looks at
 
 
-# By the value of ``?range=``: the seconds, the title of its link, and its name beside the title of a panel.
+# By the value of ``?range=``: the seconds, the title of its link, and its name beside
+# the title of a panel.
 RANGES: Mapping[str, tuple[int, str | Promise, str | Promise]] = {
     "1h": (HOUR, gettext_lazy("1 hour"), gettext_lazy("last hour")),
     "6h": (6 * HOUR, gettext_lazy("6 hours"), gettext_lazy("last 6 hours")),
@@ -41,9 +48,8 @@ RANGES: Mapping[str, tuple[int, str | Promise, str | Promise]] = {
 STANDARD = "24h"
 
 
-Shown = tuple[
-    str, str | Promise, Callable[[Asking], list[Figure]]
-]  # the title of a panel, when, and its figures
+# the title of a panel, when, and its figures
+Shown = tuple[str, str | Promise, Callable[[Callable[..., Any]], list[Figure]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,18 @@ def dashboard(model_admin: Any, request: HttpRequest) -> TemplateResponse:
         "database_query": database,
         "counts": options().stats_retention is not None,
         "alarms": alarms(using),
+        "lines": panel(lambda ask: _lines(ask(activity_of.history, seconds)), using),
+        "within": within,
         "panels": panels(seconds, within, using),
     }
     return TemplateResponse(request, TEMPLATE, context)
+
+
+def _lines(history: activity_of.History) -> dict[str, Any]:
+    """Return the lines, and the same as a table, for screen readers."""
+    lines = of_counters.drawn(history[1])
+    columns = zip(*(line.texts for line in lines), strict=True)
+    return {"lines": lines, "table": [*zip(history[0], columns, strict=True)]}
 
 
 def panels(seconds: int, within: str | Promise, using: str) -> list[Panel]:
@@ -90,7 +105,7 @@ def panels(seconds: int, within: str | Promise, using: str) -> list[Panel]:
         lambda ask: of_counters.observed(ask(activity_of.observed, seconds)),
     )
     shown: list[Shown] = [
-        *([observed] if conf().observes else []),
+        *([observed] if observes() else []),
         (
             _("What happened"),
             within,
@@ -99,14 +114,14 @@ def panels(seconds: int, within: str | Promise, using: str) -> list[Panel]:
         (
             _("Pending"),
             _("now"),
-            lambda ask: formatting.figures(ask(stats.pending, most=MOST), MOST),
+            lambda ask: figures(ask(pending, most=MOST), MOST),
         ),
         (
             _("Cleaning up"),
             _("now"),
-            lambda ask: formatting.figures(ask(stats.due, most=MOST), MOST),
+            lambda ask: figures(ask(due, most=MOST), MOST),
         ),
-        (_("Size"), _("now"), lambda ask: formatting.figures(ask(stats.size))),
+        (_("Size"), _("now"), lambda ask: figures(ask(size))),
     ]
     rankings = {"replays": _("Most replays"), "conflicts": _("Most conflicts")}
     return [
@@ -120,3 +135,8 @@ def panels(seconds: int, within: str | Promise, using: str) -> list[Panel]:
             for name, title in rankings.items()
         ),
     ]
+
+
+PAGE = Page(
+    "dashboard/", dashboard, "django_idempotency_dashboard", gettext_lazy("Dashboard")
+)

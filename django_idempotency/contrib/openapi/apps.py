@@ -14,9 +14,8 @@ class OpenAPIConfig(AppConfig):
             from django_idempotency.contrib.openapi import extension
 
             extension.describe_operations()
-        with suppress(
-            ImportError
-        ):  # without Django Ninja; a build tool is called ninja too
+        # without Django Ninja; a build tool is called ninja too
+        with suppress(ImportError):
             from django_idempotency.contrib.openapi import ninja
 
             ninja.describe_operations()

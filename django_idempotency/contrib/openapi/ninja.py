@@ -1,6 +1,8 @@
-"""The OpenAPI documents of Django Ninja: what each protected operation requires of its callers.
+"""The OpenAPI documents of Django Ninja: what each protected operation requires of its
+callers.
 
-Ninja offers no extension point for this, so its method that describes an operation is wrapped, once.
+Ninja offers no extension point for this, so its method that describes an operation is
+wrapped, once.
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ from typing import Any
 from django.urls import URLResolver, get_resolver
 from ninja.openapi.schema import OpenAPISchema
 
-from django_idempotency.conf import conf, resolve
+from django_idempotency import Policy
 from django_idempotency.contrib.openapi import published
-from django_idempotency.http import ninja
-from django_idempotency.middleware import policy_by_path, routes
-from django_idempotency.values.policy import Policy
+from django_idempotency.extending import resolve
+from django_idempotency.extending.requests import (
+    ninja_operations,
+    policy_by_path,
+    routes,
+)
 
 
 def describe_operations() -> None:
-    """Make Ninja describe the keys of protected operations, and of those that only the middleware covers."""
+    """Make Ninja describe the keys of protected operations, and of those that only the
+    middleware covers.
+    """
     details: Any = OpenAPISchema.operation_details
     if hasattr(details, "idempotency_described"):
         return
@@ -38,7 +45,8 @@ def describe_operations() -> None:
 
 
 def _policy(operation: Any) -> Policy | None:
-    """Return the policy in force of an operation, by its own entry point or by its path in the URLconf.
+    """Return the policy in force of an operation, by its own entry point or by its path
+    in the URLconf.
 
     ``None`` if it takes no keys.
     """
@@ -67,25 +75,28 @@ def _routed_operations(
     return {
         operation: (route, view)
         for route, view in routes()
-        for operation in ninja.operations(view)
+        for operation in ninja_operations(view)
     }
 
 
 def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
-    key = {
-        "in": "header",
-        "name": conf().header,
-        "required": policy.required and set(operation.methods) <= set(policy.methods),
-        "schema": published.key_schema(policy),
-        "description": published.key_description(policy),
-    }
-    result["parameters"] = [*result.get("parameters", ()), key]
+    if policy.key.meta_name:
+        key = {
+            "in": "header",
+            "name": policy.key.source,
+            "required": policy.required
+            and set(operation.methods) <= set(policy.methods),
+            "schema": published.key_schema(policy),
+            "description": published.key_description(policy),
+        }
+        result["parameters"] = [*result.get("parameters", ()), key]
     result["description"] = "\n\n".join(
         filter(None, [result.get("description"), published.retry_rules(policy)])
     )
     responses = result["responses"] = {
         str(status): dict(response) for status, response in result["responses"].items()
     }
+    published.add(responses, getattr(operation.view_func, "deferred_responses", {}))
     published.describe(
         responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"}
     )

@@ -1,36 +1,42 @@
-"""What a policy means for its callers, in words and in JSON Schema: for OpenAPI documents and the published policy."""
+"""What a policy means for its callers, in words and in JSON Schema: for OpenAPI
+documents and the published policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from copy import deepcopy
 from typing import Any
 
-from django_idempotency.values.keys import MAX_LENGTH
-from django_idempotency.values.policy import Fingerprint, Policy
-from django_idempotency.values.problems import PROBLEM_JSON
+from django_idempotency import Fingerprint, Policy
+from django_idempotency.extending import FOR_GOOD
+from django_idempotency.extending.requests import (
+    MAX_LENGTH,
+    PROBLEM_JSON,
+    PROBLEMS,
+    BodyField,
+    routes,
+    view_class,
+)
 
+WHAT: dict[str, dict[str, str]] = {
+    "type": {"format": "uri"},
+    "code": {"description": "Stable; identifies the kind of problem."},
+    "retryable": {
+        "description": "The same request with the same key may succeed later."
+    },
+    "safe_new_key": {"description": "Nothing was ever done under this key."},
+}
+KINDS = {str: "string", int: "integer", bool: "boolean"}
+MEMBERS = PROBLEMS["idempotency_key_in_use"].members(None)
 PROBLEM: dict[str, Any] = {
     "type": "object",
     "description": "A problem document (RFC 9457).",
     "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {
-            "type": "string",
-            "description": "Stable; identifies the kind of problem.",
-        },
-        "retryable": {
-            "type": "boolean",
-            "description": "The same request with the same key may succeed later.",
-        },
-        "safe_new_key": {
-            "type": "boolean",
-            "description": "Nothing was ever done under this key.",
-        },
+        name: {"type": KINDS[type(value)]} | WHAT.get(name, {})
+        for name, value in MEMBERS.items()
     },
-    "required": ["type", "title", "status", "code", "retryable", "safe_new_key"],
+    "required": [name for name in MEMBERS if name != "detail"],
 }
 RETRY_AFTER = {
     "Retry-After": {
@@ -45,49 +51,64 @@ REPLAYED = {
     }
 }
 QUOTES = 2  # characters
+WITHOUT_BODY = ("204", "205", "304")
 WITH_RETRY_AFTER = ("409", "429", "503")
-CODES = {
-    "400": (
-        *(
-            "idempotency_key_missing",
-            "idempotency_key_malformed",
-            "idempotency_key_anonymous",
-        ),
-        "request_incomplete",
-    ),
-    "403": ("replay_forbidden",),
-    "409": ("idempotency_key_in_use", "idempotency_key_on_hold"),
-    "422": ("idempotency_key_reused",),
-    "429": ("idempotency_key_not_admitted",),
-    "503": ("idempotency_store_unavailable",),
-}
+CODES: dict[str, list[str]] = {}
+for known in PROBLEMS.values():
+    CODES.setdefault(str(known.status), []).append(known.code)
 
 
 def key_schema(policy: Policy) -> dict[str, Any]:
-    """Return the requirements on the header with the key, which may be in quotes, as a JSON Schema."""
-    shortest = policy.keys.min_length + QUOTES * policy.keys.strict
-    schema = {"type": "string", "minLength": shortest, "maxLength": MAX_LENGTH + QUOTES}
-    if policy.keys.pattern is None:
-        return schema
-    quote = '"' if policy.keys.strict else '"?'
-    return schema | {"pattern": f"^{quote}(?:{policy.keys.pattern.pattern}){quote}$"}
+    """Return the requirements on the key as a JSON Schema. In a header it may be in
+    quotes, which don't count towards its length.
+    """
+    quotes = QUOTES if policy.key.meta_name else 0
+    shortest = policy.key.min_length + (quotes if policy.key.strict else 0)
+    schema = {"type": "string", "minLength": shortest, "maxLength": MAX_LENGTH + quotes}
+    pattern = policy.key.pattern and f"(?:{policy.key.pattern.pattern})"
+    if not policy.key.meta_name:
+        return schema | ({"pattern": f"^{pattern}$"} if pattern else {})
+    quote = '"' if policy.key.strict else '"?'
+    length = "" if policy.key.strict else f'(?="|.{{1,{MAX_LENGTH}}}$)'
+    stated = f"{quote}{pattern}{quote}$" if pattern else ""
+    return schema | ({"pattern": f"^{length}{stated}"} if length or stated else {})
 
 
 def key_description(policy: Policy) -> str:
-    """Return what a caller has to know about the key."""
+    """Return where the key is, and what a caller has to know about it."""
+    form = ""
+    if policy.key.meta_name:
+        form = ", as a quoted string (RFC 9651)"
+        form += "" if policy.key.strict else ", or bare"
     return (
-        "Names this operation. Send a new one, such as a UUID, with each new operation, and the same one with "
-        "every retry of it. Visible ASCII, as a quoted string"
-        + (" (RFC 9651)." if policy.keys.strict else ", or bare.")
+        f"The key {key_place(policy)} names this operation. Send a new one, such as a"
+        " UUID, with each new operation, and the same one with every retry of it."
+        f" Visible ASCII{form}."
     )
 
 
+def key_place(policy: Policy) -> str:
+    """Return where a caller has to put the key."""
+    if isinstance(source := policy.key.source, str):
+        return f"in the header {source}"
+    if isinstance(source, BodyField):
+        return f"in the field {source.name} of the body"
+    return "that the server finds in the request"
+
+
 def own_responses(policy: Policy) -> dict[str, str]:
-    """Return the responses that the package itself may send, by status, with the codes of its problem documents."""
+    """Return the responses that the package itself may send, by status, with the codes
+    of its problem documents; none if the project makes them.
+    """
+    if policy.problems is not None:
+        return {}
     waits = " Requests wait for it first." if policy.wait else ""
     responses = {
         "400": "The key is missing, malformed, or not usable by an anonymous caller.",
-        "409": f"An earlier request with this key is still running, or its outcome is on hold for an operator.{waits}",
+        "409": (
+            "An earlier request with this key is still running, or its outcome is on"
+            f" hold for an operator.{waits}"
+        ),
         "422": "The key was first used with another request.",
     }
     if policy.may_replay is not None:
@@ -107,15 +128,31 @@ def own_responses(policy: Policy) -> dict[str, str]:
     }
 
 
+def add(responses: dict[str, Any], deferred: Mapping[str, Any]) -> None:
+    """Add the responses of a view that defers an operation. What the project says of
+    them stays.
+    """
+    for status, response in deepcopy(deferred).items():
+        stated = responses.get(status, {})
+        headers = response["headers"] | stated.get("headers", {})
+        responses[status] = response | stated | {"headers": headers}
+
+
 def describe(
     responses: dict[str, Any], policy: Policy, problem: dict[str, Any]
 ) -> None:
-    """Add replays and the package's own responses to the ``responses`` of an operation in an OpenAPI document.
+    """Add replays and the package's own responses to the ``responses`` of an operation
+    in an OpenAPI document.
 
-    ``problem``: the schema of a problem document, or a reference to it. What the project says of a status stays.
+    ``problem``: the schema of a problem document, or a reference to it. What the
+    project says of a status stays.
     """
-    for response in responses.values():
+    for status, response in responses.items():
         response["headers"] = response.get("headers", {}) | REPLAYED
+        if status[0] in "23" and status not in WITHOUT_BODY:  # response_not_stored
+            response.setdefault("content", {}).setdefault(
+                PROBLEM_JSON, {"schema": problem}
+            )
     for status, description in own_responses(policy).items():
         content = {PROBLEM_JSON: {"schema": problem}}
         if status == "400":  # which a view sends for reasons of its own, too
@@ -137,10 +174,29 @@ def retry_rules(policy: Policy) -> str:
 
     https://www.ietf.org/archive/id/draft-ietf-httpapi-idempotency-key-header-07.html#section-2.3
     """
+    refused = "is refused" if policy.problems else "gets 422"
+    place = "" if policy.key.meta_name else f", {key_place(policy)},"
     return (
-        f"Idempotency: a retry with the same key gets the first response for {duration(policy.retention)}. "
-        f"{compared(policy)}; a key that comes with another request gets 422. A response that was not stored, for "
-        "example because it is too large, is replayed as its status with a problem document, code response_not_stored."
+        f"Idempotency: a retry with the same key{place} gets the first response"
+        f" {remembered(policy)}. {compared(policy)}; a key that is sent with another"
+        f" request {refused}. A response that was not stored, for example because it"
+        " is too large, is replayed as its status with a problem document, code"
+        f" response_not_stored.{_receipts(policy)}"
+    )
+
+
+def _receipts(policy: Policy) -> str:
+    """Return where a caller finds what became of a key, if that is in the URLconf."""
+    found = [
+        route
+        for route, view in routes()
+        if hasattr(view_class(view), "receipt_schema") and "<" not in route
+    ]
+    if not found or not policy.key.meta_name or policy.scope_path:
+        return ""
+    return (
+        f" GET {found[0]} with the same key shows whether the operation has ended, and"
+        " its response, and runs nothing."
     )
 
 
@@ -190,9 +246,14 @@ def _content_compared(policy: Policy) -> str:
     return "Method, path, query and body are compared"
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in the largest unit that divides it evenly."""
+def remembered(policy: Policy) -> str:
+    """Return for how long a key is remembered, in the largest unit that divides it
+    evenly.
+    """
+    seconds = policy.retention
+    if seconds >= FOR_GOOD:
+        return "for good"
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}{'s' * (seconds != size)}"
-    return f"{seconds:g} seconds"
+            return f"for {seconds / size:g} {unit}{'s' * (seconds != size)}"
+    return f"for {seconds:g} seconds"

@@ -1,7 +1,10 @@
-"""The page that tells API consumers how each operation treats its keys, made from the policies.
+"""The page that tells API consumers how each operation treats its keys, made from the
+policies.
 
-The draft of the header asks for it: https://www.ietf.org/archive/id/draft-ietf-httpapi-idempotency-key-header-07.html#section-2.3
-It uses the texts of the OpenAPI documents. Like these it is in English and reveals no scopes, stores or secrets.
+The draft of the header asks for it:
+https://www.ietf.org/archive/id/draft-ietf-httpapi-idempotency-key-header-07.html#section-2.3
+It uses the texts of the OpenAPI documents. Like these it is in English and reveals no
+scopes, stores or secrets.
 """
 
 from __future__ import annotations
@@ -13,19 +16,25 @@ from typing import Any
 from django.contrib.admindocs import utils as patterns
 from django.views.generic import TemplateView
 
-from django_idempotency.conf import conf, resolve
+from django_idempotency import Policy
 from django_idempotency.contrib.openapi import published
-from django_idempotency.http import ninja
-from django_idempotency.http.placement import entry_point_policy, view_class
-from django_idempotency.middleware import is_covering, routes
-from django_idempotency.values.policy import Policy
+from django_idempotency.extending import conf, resolve
+from django_idempotency.extending.requests import (
+    entry_point_policy,
+    is_covering,
+    ninja_operations,
+    routes,
+    view_class,
+)
 
 
 class PublishedPolicyView(TemplateView):
-    """Shows the policy of every operation with an entry point, and the one of those that only the middleware covers.
+    """Shows the policy of every operation with an entry point, and the one of those
+    that only the middleware covers.
 
-    ``paths``: a regular expression; only paths in which it is found are shown. The view itself doesn't restrict
-    access. Everybody who may read the API's documentation may read this page.
+    ``paths``: a regular expression; only paths in which it is found are shown. The view
+    itself doesn't restrict access. Everybody who may read the API's documentation may
+    read this page.
     """
 
     template_name = "django_idempotency/published_policy.html"
@@ -38,9 +47,7 @@ class PublishedPolicyView(TemplateView):
             if re.search(self.paths, path)
         ]
         others = terms(conf().policy) if is_covering() and conf().protects else None
-        return super().get_context_data(
-            header=conf().header, operations=shown, others=others, **kwargs
-        )
+        return super().get_context_data(operations=shown, others=others, **kwargs)
 
 
 def terms(policy: Policy) -> dict[str, Any]:
@@ -48,8 +55,10 @@ def terms(policy: Policy) -> dict[str, Any]:
     return {
         "required": policy.required,
         "key": published.key_schema(policy),
+        "is_in_header": bool(policy.key.meta_name),
+        "pattern": policy.key.pattern and policy.key.pattern.pattern,
         "key_description": published.key_description(policy),
-        "remembered_for": published.duration(policy.retention),
+        "remembered": published.remembered(policy),
         "rules": published.retry_rules(policy),
         "statuses": published.status_rules(policy),
         "responses": published.own_responses(policy),
@@ -57,12 +66,13 @@ def terms(policy: Policy) -> dict[str, Any]:
 
 
 def operations() -> Iterator[tuple[str, list[str], Policy]]:
-    """Yield the path, the methods and the policy in force of every operation with an entry point of its own."""
+    """Yield the path, the methods and the policy in force of every operation with an
+    entry point of its own.
+    """
     for route, callback in routes():
         path = _readable(route)
-        if path.endswith(
-            ("{format}", "{format}/")
-        ):  # REST framework's second route to the same operation
+        # REST framework's second route to the same operation
+        if path.endswith(("{format}", "{format}/")):
             continue
         by_policy: dict[Policy, list[str]] = {}
         for method, policy in _methods(callback) if conf().protects else ():
@@ -81,8 +91,10 @@ def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
 
 
 def _handled(callback: Any) -> Collection[str]:
-    """Return the methods of a class-based view or of Ninja's operations; for a function, those of its policy."""
-    if operations := ninja.operations(callback):
+    """Return the methods of a class-based view or of Ninja's operations; for a
+    function, those of its policy.
+    """
+    if operations := ninja_operations(callback):
         return [method for operation in operations for method in operation.methods]
     cls: Any = view_class(callback)
     if cls is None:

@@ -1,3 +1,5 @@
-"""The transactional outbox: events are written with the effects they tell of, and published after the commit."""
+"""The transactional outbox: events are written with the effects that they
+describe, and published after the commit.
+"""
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""The admin of the outbox: dead letters come first, with an action to have them tried again."""
+"""The admin of the outbox: dead letters come first, with an action to have them tried
+again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db.models import Case, QuerySet, Value, When
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
@@ -16,18 +19,24 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_idempotency.admin.alarms import Alarm, register
-from django_idempotency.admin.pages import RESPONSE_BODY, ReadOnly, panel, readable
 from django_idempotency.contrib.outbox import maintenance
+from django_idempotency.contrib.outbox.conf import options
 from django_idempotency.contrib.outbox.maintenance import Act, decide, version
 from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import database, opened
-from django_idempotency.maintenance.decision_forms import Decision
-from django_idempotency.maintenance.decisions import Refusal
-from django_idempotency.maintenance.formatting import amount
-from django_idempotency.maintenance.history import write_entry
-from django_idempotency.models import DatabaseNow
-from django_idempotency.values.printable import column, printable
+from django_idempotency.extending import column, printable, register
+from django_idempotency.extending.admin import (
+    RESPONSE_BODY,
+    Alarm,
+    Decision,
+    ReadOnly,
+    panel,
+    readable,
+)
+from django_idempotency.extending.figures import amount
+from django_idempotency.extending.operators import write_entry
+from django_idempotency.extending.stores import DatabaseNow
+from django_idempotency.maintenance import Refusal
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 ALIVE = _("It is not a dead letter.")
@@ -36,7 +45,9 @@ TIMES = ("shown_available_at", "shown_given_up_at", "shown_created_at")
 
 
 def dead_letter_alarms(using: str) -> list[Alarm]:
-    """Return the alarm that there are dead letters, if the outbox is in the database ``using``."""
+    """Return the alarm that there are dead letters, if the outbox is in the database
+    ``using``.
+    """
     if using != database():
         return []
     count = (
@@ -51,7 +62,7 @@ def dead_letter_alarms(using: str) -> list[Alarm]:
     )
 
 
-register(dead_letter_alarms)
+register("django_idempotency_outbox", alarms=[dead_letter_alarms])
 
 
 class Requeue(Decision):
@@ -69,7 +80,9 @@ class Discard(Decision):
 
 
 def _deciding(decision: type[Decision]) -> Any:
-    """Return the admin action that asks for confirmation, and decides once that was given."""
+    """Return the admin action that asks for confirmation, and decides once that was
+    given.
+    """
     act = decision.act
 
     @admin.action(description=decision.title, permissions=[str(act)])
@@ -96,38 +109,45 @@ def _deciding(decision: type[Decision]) -> Any:
                 ),
             )
             return None
-        # Only the events that were ticked, never all pages: operators are responsible for what they have seen.
-        events = list(
-            queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer(
-                "payload"
-            )
-        )
-        is_dead = {event.pk: event.status == Status.DEAD for event in events}
-        context = {
-            **model_admin.admin_site.each_context(request),
-            "title": form.title,
-            "opts": model_admin.opts,
-            "rows": [
-                (
-                    event,
-                    version(event),
-                    event.error,
-                    None if is_dead[event.pk] else ALIVE,
-                )
-                for event in events
-            ],
-            "possible": any(is_dead.values()),
-            "form": form,
-            "media": model_admin.media,
-            "filters": request.GET.urlencode(),
-            "list": request.get_full_path(),
-        }
-        return TemplateResponse(
-            request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context
-        )
+        return _confirmation(model_admin, request, form, queryset)
 
     action.__name__ = str(act)
     return action
+
+
+def _confirmation(
+    model_admin: Any,
+    request: HttpRequest,
+    form: Decision,
+    queryset: QuerySet[OutboxEvent],
+) -> HttpResponse:
+    # Only the events that were ticked, never all pages: operators are responsible for
+    # what they have seen.
+    ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
+    events = list(queryset.filter(pk__in=ticked).defer("payload"))
+    is_dead = {event.pk: event.status == Status.DEAD for event in events}
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": form.title,
+        "opts": model_admin.opts,
+        "rows": [
+            (
+                event,
+                version(event),
+                event.error,
+                None if is_dead[event.pk] else ALIVE,
+            )
+            for event in events
+        ],
+        "possible": any(is_dead.values()),
+        "form": form,
+        "media": model_admin.media,
+        "filters": request.GET.urlencode(),
+        "list": request.get_full_path(),
+    }
+    return TemplateResponse(
+        request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context
+    )
 
 
 def _tell(
@@ -151,6 +171,62 @@ def _tell(
         )
 
 
+class SituationFilter(admin.SimpleListFilter):
+    """The list that is shown: the first ``MOST`` by an index. One is always chosen,
+    since no index serves them together; a search looks at all events.
+    """
+
+    title = _("situation")
+    parameter_name = "situation"
+    SITUATIONS: ClassVar[dict[str, tuple[Any, Q]]] = {
+        "dead": (_("Dead letters"), TRIED & Q(status=Status.DEAD)),
+        "failing": (_("Refused at least once"), TRIED & Q(status=Status.PENDING)),
+        "waiting": (_("Waiting"), Q(status=Status.PENDING, attempts=0)),
+    }
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(name, title) for name, (title, _events) in self.SITUATIONS.items()]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        chosen = None if changelist.query else self.value() or "dead"
+        for name, title in self.lookup_choices:
+            query = changelist.get_query_string({self.parameter_name: name}, ["q", "p"])
+            yield {"selected": name == chosen, "query_string": query, "display": title}
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if request.GET.get("q", "").strip():
+            return queryset
+        _title, wanted = self.SITUATIONS.get(
+            self.value() or "dead", self.SITUATIONS["dead"]
+        )
+        events = queryset.filter(wanted)
+        ids = events.order_by("id").values_list("id", flat=True)
+        last = ids[MOST - 1 : MOST].first()
+        return events if last is None else events.filter(id__lte=last)
+
+
+class PublisherFilter(admin.SimpleListFilter):
+    """Of the publishers in the settings: to find those of all events would read them
+    all.
+    """
+
+    title = _("publisher")
+    parameter_name = "publisher"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(alias, alias) for alias in options().publishers]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        chosen = self.value()
+        return queryset.filter(publisher=chosen) if chosen else queryset
+
+
+class EventList(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.full_result_count = self.result_count  # there is no "Show all"
+
+
 @admin.register(OutboxEvent)
 class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = (
@@ -163,9 +239,10 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         "shown_created_at",
         "shown_available_at",
     )
-    list_filter = ("status", "publisher")
+    list_filter = (SituationFilter, PublisherFilter)
     list_per_page = 50
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they would count all events
     search_fields = ("event_id",)
     search_help_text = _("An event id, as consumers know it, or a whole key.")
     actions = [_deciding(decision) for decision in (Requeue, Discard)]
@@ -182,17 +259,18 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         css = {"all": ("django_idempotency/admin.css",)}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxEvent]:
-        """Order dead letters first, then failing events, each by age."""
-        rank = Case(
-            When(status=Status.DEAD, then=Value(0)),
-            When(attempts__gt=0, then=Value(1)),
-            default=Value(2),
-        )
         events: QuerySet[OutboxEvent] = super().get_queryset(request).using(database())
-        return events.annotate(now=DatabaseNow()).order_by(rank, "id")
+        return events.annotate(now=DatabaseNow()).order_by("id")
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        return ("id",)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return EventList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        # Otherwise, users who may not see these columns could find out their values bit by bit.
+        # Otherwise, users who may not see these columns could find out their values bit
+        # by bit.
         return not lookup.startswith(("payload", "headers")) and super().lookup_allowed(
             lookup, value, request
         )
@@ -225,7 +303,9 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     def get_fieldsets(
         self, request: HttpRequest, obj: OutboxEvent | None = None
     ) -> Any:
-        """Leave out the content unless the user may see responses, which are no more confidential."""
+        """Leave out the content unless the user may see responses, which are no more
+        confidential.
+        """
         return (
             self.fieldsets
             if request.user.has_perm(RESPONSE_BODY)
@@ -235,7 +315,9 @@ class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
-        """Write a history entry before content is shown, so that nobody sees any without an entry."""
+        """Write a history entry before content is shown, so that nobody sees any
+        without an entry.
+        """
         event = context.get("original")
         if event is not None and request.user.has_perm(RESPONSE_BODY):
             write_entry(event, request.user, "Payload viewed.")

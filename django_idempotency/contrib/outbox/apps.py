@@ -8,16 +8,19 @@ class OutboxConfig(AppConfig):
     name = "django_idempotency.contrib.outbox"
     label = "django_idempotency_outbox"
     verbose_name = _("Outbox")
+    idempotency_setting = "OUTBOX"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_idempotency import checks
         from django_idempotency.contrib.outbox import signals
         from django_idempotency.contrib.outbox.checks import CHECKS
         from django_idempotency.contrib.outbox.maintenance import FAMILY
-        from django_idempotency.instrumentation import metrics
-        from django_idempotency.reporting import events
+        from django_idempotency.extending import register
 
-        checks.register(CHECKS, label=self.label, page="outbox")
-        metrics.register(FAMILY)
-        events.register(signals.FAMILY)
+        register(
+            self.label,
+            page="outbox",
+            checks=CHECKS,
+            gauges=[FAMILY],
+            events=[signals.FAMILY],
+        )

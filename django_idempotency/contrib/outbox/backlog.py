@@ -1,8 +1,11 @@
-"""Read the events of a relay's lanes, and note what became of them. No lock and no transaction stays open."""
+"""Read the events of a relay's lanes, and note what became of them. No lock and no
+transaction stays open.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,12 +15,11 @@ from django.db import connections, transaction
 from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 from django.db.models.functions import Length
 
-from django_idempotency.contrib.outbox.conf import Options
+from django_idempotency.contrib.outbox.conf import OutboxOptions
 from django_idempotency.contrib.outbox.models import Lane, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import opened
-from django_idempotency.messages.publisher import Event, Refused
-from django_idempotency.models import DatabaseNow
-from django_idempotency.stores.database import ahead
+from django_idempotency.extending.brokers import Event, Postponed, Refused
+from django_idempotency.extending.stores import DatabaseNow, ahead
 
 TABLE = OutboxEvent._meta.db_table
 COLUMNS = (
@@ -32,41 +34,47 @@ COLUMNS = (
     "attempts",
 )
 
-MOST_BYTES = (
-    16 * 1024 * 1024
-)  # of the payloads that are read at a time, before the last one
+# of the payloads that are read at a time, before the last one
+MOST_BYTES = 16 * 1024 * 1024
 
 # An event is passed over while an earlier one of its key has failed.
 FREE = f"""(key = '' OR NOT EXISTS (
     SELECT 1 FROM {TABLE} AS failed
-    WHERE failed.publisher = later.publisher AND failed.lane = later.lane AND failed.key = later.key
+    WHERE failed.publisher = later.publisher AND failed.lane = later.lane
+        AND failed.key = later.key
         AND failed.id < later.id AND failed.key <> '' AND failed.attempts > 0
         AND failed.status IN ('{Status.PENDING}', '{Status.DEAD}')
 ))"""
 OF_LANE = f"""
 SELECT {", ".join(COLUMNS)} FROM {TABLE} AS later
-WHERE publisher = %(publisher)s AND lane = lane.number AND status = '{Status.PENDING}' AND {FREE}
+WHERE publisher = %(publisher)s AND lane = lane.number AND status = '{Status.PENDING}'
+    AND {FREE}
 """
 
-# Each lane is read from its own beginning, by the index of events that were never tried. Those that have failed and are
-# due are read by an index of their own, and get no more than a share: they may be many, and fail again.
+# Each lane is read from its own beginning, by the index of events that were never
+# tried. Those that have failed and are due are read by an index of their own, and get
+# no more than a share: they may be many, and fail again.
 READ = f"""
-WITH lane (number, after) AS (SELECT * FROM unnest(%(lanes)s::smallint[], %(after)s::bigint[])), found AS (
+WITH lane (number, after) AS (SELECT * FROM unnest(%(lanes)s::smallint[],
+    %(after)s::bigint[])), found AS (
     (SELECT event.* FROM lane CROSS JOIN LATERAL (
         {OF_LANE} AND attempts = 0 AND id > lane.after ORDER BY id LIMIT %(share)s
     ) AS event ORDER BY id LIMIT %(limit)s)
     UNION ALL
     (SELECT event.* FROM lane CROSS JOIN LATERAL (
-        {OF_LANE} AND attempts > 0 AND available_at <= statement_timestamp() ORDER BY available_at LIMIT %(share)s
+        {OF_LANE} AND attempts > 0 AND available_at <= statement_timestamp()
+            ORDER BY available_at LIMIT %(share)s
     ) AS event ORDER BY id LIMIT %(retries)s)
 )
 SELECT {", ".join(COLUMNS)} FROM (
-    SELECT *, sum(octet_length(payload)) OVER (PARTITION BY attempts > 0 ORDER BY id) - octet_length(payload) AS before
+    SELECT *, sum(octet_length(payload)) OVER (PARTITION BY attempts > 0
+        ORDER BY id) - octet_length(payload) AS before
     FROM found
 ) AS sized WHERE before < {MOST_BYTES} ORDER BY id
 """
-RETRIES = 4  # one in so many of the events that are read, at most, has failed before
-LANES_LEAST = 32  # events to read of a lane: a few lanes keep a relay busy, and no single one fills it
+RETRIES = 4  # of the events that are read, at most one in four has failed before
+# events to read of a lane: a few lanes keep a relay busy, and no single one fills it
+LANES_LEAST = 32
 
 HEADS = f"""
 SELECT lane.number, min(head.id) FROM unnest(%s::smallint[]) AS lane (number)
@@ -79,14 +87,15 @@ CROSS JOIN LATERAL (
 ) AS head GROUP BY 1
 """
 
-# One parameter for any number of ids: it takes milliseconds to parse a statement with hundreds of parameters.
+# One parameter for any number of ids: it takes milliseconds to parse a statement with
+# hundreds of parameters.
 DELETE = f"DELETE FROM {TABLE} WHERE id = ANY(%s)"
 
 
 class Backlog:
     """The events of one publisher in one database."""
 
-    def __init__(self, publisher: str, using: str, options: Options) -> None:
+    def __init__(self, publisher: str, using: str, options: OutboxOptions) -> None:
         self.publisher = publisher
         self.using = using
         self.options = options
@@ -96,7 +105,9 @@ class Backlog:
         return OutboxEvent.objects.using(self.using).filter(publisher=self.publisher)
 
     def read(self, after: Mapping[int, int], limit: int) -> list[Event]:
-        """Return the next events to send, in order: from each lane, those with an id above the one in ``after``."""
+        """Return the next events to send, in order: from each lane, those with an id
+        above the one in ``after``.
+        """
         if not after:
             return []
         if connections[self.using].vendor == "postgresql":
@@ -143,13 +154,15 @@ class Backlog:
             size += payload
         return [
             _event(row)
-            for row in self.events.filter(pk__in=read)
-            .order_by("id")
-            .values_list(*COLUMNS)
+            for row in (
+                self.events.filter(pk__in=read).order_by("id").values_list(*COLUMNS)
+            )
         ]
 
     def held_back(self, lanes: Collection[int]) -> dict[int, int]:
-        """Return, by lane, the id of its first failed event, behind which others may be held back."""
+        """Return, by lane, the id of its first failed event, behind which others may be
+        held back.
+        """
         if connections[self.using].vendor == "postgresql":
             with connections[self.using].cursor() as cursor:
                 cursor.execute(HEADS, [list(lanes), self.publisher])
@@ -157,7 +170,7 @@ class Backlog:
         failed = self.events.filter(lane__in=lanes, attempts__gt=0)
         return dict(failed.values_list("lane").annotate(first=Min("id")))
 
-    # --- What became of them -------------------------------------------------------------------------------------
+    # --- What became of them ----------------------------------------------------------
 
     def note_confirmed(self, events: Sequence[Event]) -> None:
         """Delete exactly these, even if another relay holds their lane by now."""
@@ -166,7 +179,8 @@ class Backlog:
             with connections[self.using].cursor() as cursor:
                 cursor.execute(DELETE, [ids])
             return
-        # One by one: with many ids, MariaDB may read the whole table, and wait for rows that are not committed yet.
+        # One by one: with many ids, MariaDB may read the whole table, and wait for rows
+        # that are not committed yet.
         with transaction.atomic(using=self.using):
             for id in ids:
                 self.events.filter(pk=id)._raw_delete(self.using)
@@ -174,8 +188,8 @@ class Backlog:
     def note_refused(self, refused: Iterable[Refused], relay: UUID) -> tuple[int, int]:
         """Count an attempt for each event, and try it again later or give it up.
 
-        Return how many are to be tried again, and how many were given up. A relay that has lost its lanes changes
-        nothing.
+        Return how many are to be tried again, and how many were given up. A relay that
+        has lost its lanes changes nothing.
         """
         alike: dict[tuple[int, str, bool], list[int]] = defaultdict(list)
         for refusal in refused:
@@ -187,43 +201,68 @@ class Backlog:
         counts = {True: 0, False: 0}  # by whether they are dead
         with transaction.atomic(using=self.using):
             for (attempts, reason, dead), ids in alike.items():
-                counts[dead] += self._fail(ids, attempts, reason, relay, dead=dead)
+                delay = delay_after(attempts, self.options)
+                counts[dead] += self._fail(
+                    ids, attempts, reason, relay, None if dead else delay
+                )
         return counts[False], counts[True]
 
+    def note_postponed(self, postponed: Iterable[Postponed], relay: UUID) -> None:
+        """Try each event again after its delay, together with those that have failed,
+        so that it is in nobody's way.
+        """
+        alike: dict[tuple[int, str, int], list[int]] = defaultdict(list)
+        for outcome in postponed:
+            event, reason = outcome.event, _storable(outcome.reason)
+            # read as one that has failed, but not counted
+            kind = max(1, event.attempts), reason, math.ceil(outcome.delay)
+            alike[kind].append(event.position)
+        with transaction.atomic(using=self.using):
+            for (attempts, reason, delay), ids in alike.items():
+                self._fail(ids, attempts, reason, relay, delay)
+
     def _fail(
-        self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool
+        self,
+        ids: list[int],
+        attempts: int,
+        reason: str,
+        relay: UUID,
+        delay: float | None,
     ) -> int:
+        """Note it for those events that this relay has. ``delay``: seconds, or ``None``
+        to give them up.
+        """
         ours = Lane.objects.using(self.using).filter(
             publisher=self.publisher, number=OuterRef("lane"), relay_id=relay
         )
         rows = self.events.filter(Exists(ours), pk__in=ids, status=Status.PENDING)
-        if dead:
+        if delay is None:
             over = {
                 "status": Status.DEAD,
                 "given_up_at": DatabaseNow(),
                 "available_at": None,
             }
             return rows.update(attempts=attempts, error=reason, **over)
-        return rows.update(
-            attempts=attempts,
-            error=reason,
-            available_at=ahead(delay_after(attempts, self.options)),
-        )
+        return rows.update(attempts=attempts, error=reason, available_at=ahead(delay))
 
 
 def _storable(reason: str) -> str:
     return reason.replace("\0", "").encode(errors="replace").decode()[:1000]
 
 
-def delay_after(attempts: int, options: Options) -> float:
-    """Return the seconds until an event is tried again: doubled with each attempt, up to a limit."""
+def delay_after(attempts: int, options: OutboxOptions) -> float:
+    """Return the seconds until an event is tried again: doubled with each attempt, up
+    to a limit.
+    """
     return min(
         options.longest_delay, options.first_delay * 2.0 ** min(attempts - 1, 64)
     )
 
 
 def _event(row: Sequence[Any]) -> Event:
-    """Return the event in ``row``. If its payload can't be decrypted, it stays as it is stored."""
+    """Return the event in ``row``. If its payload can't be decrypted, it stays as it is
+    stored.
+    """
     position, id, topic, key, payload, content_type, headers, lane, attempts = row
     stored = (
         bytes(payload),

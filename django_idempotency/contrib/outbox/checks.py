@@ -7,12 +7,11 @@ from contextlib import suppress
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.checks import Check, each
-from django_idempotency.conf import Conf
 from django_idempotency.contrib.outbox.conf import DEFAULT, make_publisher, options
+from django_idempotency.extending.operators import Check, each
 
 
-def errors(_settings: Conf) -> Iterator[Exception]:
+def errors(_settings: object) -> Iterator[Exception]:
     try:
         publishers = options().publishers
     except (ImproperlyConfigured, TypeError) as error:
@@ -25,7 +24,7 @@ def errors(_settings: Conf) -> Iterator[Exception]:
             yield error
 
 
-def lacks_default(_settings: Conf) -> bool:
+def lacks_default(_settings: object) -> bool:
     with suppress(ImproperlyConfigured, TypeError):
         return DEFAULT not in options().publishers
     return False
@@ -41,7 +40,8 @@ CHECKS = (
     Check(
         "W002",
         each("settings", lacks_default),
-        f"OUTBOX has no publisher called {DEFAULT!r}: events whose topic matches no route are kept and never sent.",
+        f"OUTBOX has no publisher called {DEFAULT!r}: events whose topic matches no"
+        " route are kept and never sent.",
         "Add one to PUBLISHERS.",
     ),
 )

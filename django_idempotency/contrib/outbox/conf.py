@@ -11,21 +11,19 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_idempotency.conf import options_of_wing
-from django_idempotency.messages.publisher import Publisher
-from django_idempotency.values.rules import (
+from django_idempotency.extending import (
     BACKENDS,
     MAPPING,
-    Kept,
-    Seconds,
+    Options,
     nearest,
     number,
     option,
+    options_of_app,
     or_none,
     seconds,
     text,
-    validate,
 )
+from django_idempotency.extending.brokers import Publisher
 
 DEFAULT = "default"
 
@@ -34,8 +32,10 @@ _SECONDS = seconds(0.001)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of the outbox, described in ``docs/outbox.md``. Times are in seconds, ``max_payload`` in bytes."""
+class OutboxOptions(Options):
+    """The options of the outbox, described in ``docs/outbox.md``. Times are in seconds,
+    ``max_payload`` in bytes.
+    """
 
     publishers: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict, repr=False, metadata={"rule": BACKENDS}
@@ -43,24 +43,27 @@ class Options:
     routes: Mapping[str, str] = field(default_factory=dict, metadata={"rule": MAPPING})
     using: str | None = option(None, or_none(text("the alias of a database")))
     batch: int = option(500, number(1, 100_000))
-    lease: Kept[Seconds, float] = option(15.0, seconds(1))
-    poll: Kept[Seconds, float] = option(0.2, _SECONDS)
-    send_timeout: Kept[Seconds, float] = option(10.0, _SECONDS)
+    lease: float = option(15.0, seconds(1))
+    poll: float = option(0.2, _SECONDS)
+    send_timeout: float = option(10.0, _SECONDS)
     max_attempts: int = option(20, number(1, 1_000_000))
-    first_delay: Kept[Seconds, float] = option(1.0, _SECONDS)
-    longest_delay: Kept[Seconds, float] = option(3600.0, _SECONDS)
+    first_delay: float = option(1.0, _SECONDS)
+    longest_delay: float = option(3600.0, _SECONDS)
     max_payload: int = option(1024 * 1024, number(1, 2**30))
 
     def __post_init__(self) -> None:
-        validate(self)
+        super().__post_init__()
         for pattern, alias in self.routes.items():
             if alias not in self.publishers:
                 raise ImproperlyConfigured(
-                    f"OUTBOX: ROUTES sends {pattern!r} to {alias!r}, which is not in PUBLISHERS."
+                    f"OUTBOX: ROUTES sends {pattern!r} to {alias!r}, which is not in"
+                    " PUBLISHERS."
                 )
 
     def publisher_of(self, topic: str) -> str:
-        """Return the alias of the publisher for ``topic``: that of the first route that fits, else ``"default"``."""
+        """Return the alias of the publisher for ``topic``: that of the first route that
+        fits, else ``"default"``.
+        """
         return next(
             (
                 alias
@@ -71,14 +74,16 @@ class Options:
         )
 
 
-def options() -> Options:
+def options() -> OutboxOptions:
     """Return the options in force. Raises ``ImproperlyConfigured``."""
-    found: Options = options_of_wing("OUTBOX", Options)
+    found: OutboxOptions = options_of_app("OUTBOX", OutboxOptions)
     return found
 
 
 def make_publisher(alias: str) -> Publisher:
-    """Return a new publisher by its alias. Raises ``ImproperlyConfigured`` if there is none or it can't be made."""
+    """Return a new publisher by its alias. Raises ``ImproperlyConfigured`` if there is
+    none or it can't be made.
+    """
     publishers = options().publishers
     if alias not in publishers:
         raise ImproperlyConfigured(
@@ -96,5 +101,6 @@ def make_publisher(alias: str) -> Publisher:
         return backend(**stated.get("OPTIONS", {}))
     except (ImportError, TypeError) as error:
         raise ImproperlyConfigured(
-            f"OUTBOX: the publisher {alias!r} can't be created: {error}{names and f'. Its options: {names}'}."
+            f"OUTBOX: the publisher {alias!r} can't be created:"
+            f" {error}{names and f'. Its options: {names}'}."
         ) from error

@@ -1,11 +1,13 @@
-"""Where to read each lane from, so that events are not read over again and none that commits late is missed."""
+"""Where to read each lane from, so that events are not read over again and none that
+commits late is missed.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from django_idempotency.messages.publisher import Event
+from django_idempotency.extending.brokers import Event
 
 OVERLAP = 2.0  # seconds; a transaction that takes no longer is never late
 SWEEP_EVERY = 1.0
@@ -15,19 +17,19 @@ SWEEP_SHARE = 0.05  # of the time, at most
 class Cursor:
     """Where reading begins in each lane. Times are from a clock that never goes back.
 
-    Ids are handed out before transactions commit, so an event may appear below one that was read already. Reading
-    therefore begins at the point that it had reached some seconds ago. From time to time, a sweep reads from the
-    beginning, for events whose transaction took even longer. A lane in which an event was left behind is also read from
-    the beginning.
+    Ids are handed out before transactions commit, so an event may appear below one that
+    was read already. Reading therefore begins at the point that it had reached some
+    seconds ago. From time to time, a sweep reads from the beginning, for events whose
+    transaction took even longer. A lane in which an event was left behind is also read
+    from the beginning.
 
-    A sweep steps over all rows that were deleted and can't be vacuumed yet. It therefore takes only a share of the
-    time.
+    A sweep steps over all rows that were deleted and can't be vacuumed yet. It
+    therefore takes only a share of the time.
     """
 
     def __init__(self) -> None:
-        self._marks: dict[
-            int, deque[tuple[float, int]]
-        ] = {}  # by lane: when reading had reached which id
+        # by lane: when reading had reached which id
+        self._marks: dict[int, deque[tuple[float, int]]] = {}
         self._held_back: dict[int, int] = {}
         self._sweeps = False
         self._next_sweep = 0.0
@@ -37,9 +39,9 @@ class Cursor:
     ) -> dict[int, int]:
         """Return the id after which to read each of ``lanes``.
 
-        ``held_back``: by lane, the id of the first failed event that holds back others, which are all behind it. Once
-        it is gone, by whatever means, the lane is read from its beginning, before a later event of the key could pass
-        those held back.
+        ``held_back``: by lane, the id of the first failed event that holds back others,
+        which are all behind it. Once it is gone, by whatever means, the lane is read
+        from its beginning, before a later event of the key could pass those held back.
         """
         for lane in self._marks.keys() - set(lanes):
             del self._marks[lane]
@@ -53,7 +55,9 @@ class Cursor:
         }
 
     def has_read(self, events: Iterable[Event], took: float, now: float) -> None:
-        """Note how far each lane was read, and that it took ``took`` seconds. After a late event, there may be more."""
+        """Note how far each lane was read, and that it took ``took`` seconds. After a
+        late event, there may be more.
+        """
         for event in events:
             marks = self._marks.setdefault(event.lane, deque())
             if marks and event.position <= marks[0][1]:  # it is late
@@ -65,7 +69,9 @@ class Cursor:
             self._sweeps = False
 
     def leave_behind(self, events: Iterable[Event]) -> None:
-        """Read the lanes of ``events`` from the beginning: these events were read, but are not published."""
+        """Read the lanes of ``events`` from the beginning: these events were read, but
+        are not published.
+        """
         for event in events:
             self._marks.pop(event.lane, None)
 

@@ -1,4 +1,6 @@
-"""The lanes of a relay: an even share among the live relays, for as long as the relay renews its lease."""
+"""The lanes of a relay: an even share among the live relays, for as long as the relay
+renews its lease.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,19 @@ from django.db import DatabaseError, connections
 from django.db.models import Exists, OuterRef, QuerySet
 
 from django_idempotency.contrib.outbox.models import LANES, Lane, Relay
-from django_idempotency.models import DatabaseNow
-from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores.database import ahead
+from django_idempotency.extending import cause, log
+from django_idempotency.extending.stores import DatabaseNow, ahead
 
 RENEWALS_A_LEASE = 3
 
 
 class Lanes:
-    """The lanes that this relay holds. Its ``id`` is the fencing token, and is new each time the relay joins.
+    """The lanes that this relay holds. Its ``id`` is the fencing token, and is new each
+    time the relay joins.
 
-    If a relay does not renew its lease in time, another relay removes it, and its lanes are free. The removed relay
-    finds out by ``are_ours``, which counts from before the renewal began and so is never true for too long.
+    If a relay does not renew its lease in time, another relay removes it, and its lanes
+    are free. The removed relay finds out by ``are_ours``, which counts from before the
+    renewal began and so is never true for too long.
     """
 
     def __init__(self, publisher: str, using: str, lease: float) -> None:
@@ -37,7 +40,7 @@ class Lanes:
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # --- Joining and leaving -------------------------------------------------------------------------------------
+    # --- Joining and leaving ----------------------------------------------------------
 
     def join(self) -> None:
         """Become one of the relays, with a new id and no lanes yet."""
@@ -76,10 +79,12 @@ class Lanes:
         return time.monotonic() < self._ours_until
 
     def expect_progress(self, seconds: float) -> None:
-        """Go on renewing for ``seconds`` and one lease more. A relay that hangs longer loses its lanes."""
+        """Go on renewing for ``seconds`` and one lease more. A relay that hangs longer
+        loses its lanes.
+        """
         self._busy_until = time.monotonic() + seconds + self.lease
 
-    # --- Renewing ------------------------------------------------------------------------------------------------
+    # --- Renewing ---------------------------------------------------------------------
 
     def _renew_until_left(self, relay: UUID, left: threading.Event) -> None:
         try:
@@ -110,10 +115,12 @@ class Lanes:
             self._ours_until = begun + self.lease if renewed else 0.0
         return bool(renewed)
 
-    # --- Sharing -------------------------------------------------------------------------------------------------
+    # --- Sharing ----------------------------------------------------------------------
 
     def share(self) -> None:
-        """Take or give back lanes, for an even share. Call it while none of the relay's events is under way."""
+        """Take or give back lanes, for an even share. Call it while none of the relay's
+        events is under way.
+        """
         self._relays.filter(lease_until__lt=DatabaseNow()).delete()
         ours = self._lanes.filter(relay_id=self.id)
         self.numbers = _numbers(ours)
@@ -128,9 +135,8 @@ class Lanes:
             )
             wanted = sorted(_numbers(free))
             chosen = random.sample(wanted, min(-excess, len(wanted)))
-            free.filter(number__in=chosen).update(
-                relay_id=self.id
-            )  # only those that no other relay took first
+            # only those that no other relay took first
+            free.filter(number__in=chosen).update(relay_id=self.id)
         if excess:
             self.numbers = _numbers(ours)
 

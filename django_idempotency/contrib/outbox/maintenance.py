@@ -24,11 +24,11 @@ from django_idempotency.contrib.outbox.models import (
 )
 from django_idempotency.contrib.outbox.publishing import database
 from django_idempotency.contrib.outbox.signals import outbox_requeued
-from django_idempotency.instrumentation.metrics import Gauge, GaugeFamily
-from django_idempotency.maintenance.decisions import Refusal, lacks_second
-from django_idempotency.maintenance.history import lacks_note, write_entry
-from django_idempotency.models import DatabaseNow
-from django_idempotency.reporting.events import send_several
+from django_idempotency.extending import send_several
+from django_idempotency.extending.figures import Gauge, GaugeFamily
+from django_idempotency.extending.operators import lacks_note, lacks_second, write_entry
+from django_idempotency.extending.stores import DatabaseNow
+from django_idempotency.maintenance import Refusal
 
 Events = QuerySet[OutboxEvent]
 
@@ -37,14 +37,19 @@ AT_ONCE = 500  # dead letters that are decided about in a transaction
 NEW = Q(status=Status.PENDING, attempts=0)
 FAILING = Q(status=Status.PENDING, attempts__gt=0)
 
-# The first of each lane, by index, of those that were never tried and of those that have failed.
+# The first of each lane, by index, of those that were never tried and of those that
+# have failed.
 OLDEST = " ".join(
     [
-        f"SELECT created_at, statement_timestamp() - created_at FROM generate_series(0, {LANES - 1}) AS number",
+        (
+            "SELECT created_at, statement_timestamp() - created_at FROM"
+            f" generate_series(0, {LANES - 1}) AS number"
+        ),
         "CROSS JOIN LATERAL (",
         " UNION ALL ".join(
-            f"(SELECT created_at FROM {OutboxEvent._meta.db_table} WHERE publisher = %(publisher)s"
-            f" AND status = '{Status.PENDING}' AND lane = number AND {tried} ORDER BY id LIMIT 1)"
+            f"(SELECT created_at FROM {OutboxEvent._meta.db_table} WHERE publisher ="
+            f" %(publisher)s AND status = '{Status.PENDING}' AND lane = number AND"
+            f" {tried} ORDER BY id LIMIT 1)"
             for tried in ("attempts = 0", "attempts >= 1")
         ),
         ") AS first ORDER BY 1 LIMIT 1",
@@ -82,7 +87,9 @@ GAUGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The state of a publisher. ``oldest``: when its first pending event was written. ``age``: seconds since then."""
+    """The state of a publisher. ``oldest``: when its first pending event was written.
+    ``age``: seconds since then.
+    """
 
     publisher: str
     pending: int
@@ -99,7 +106,9 @@ def dead_letters(
     topic: str | None = None,
     using: str | None = None,
 ) -> Events:
-    """Return the events that were given up, ordered by id: all, or those of these event ids, or of this topic."""
+    """Return the events that were given up, ordered by id: all, or those of these event
+    ids, or of this topic.
+    """
     dead = (
         OutboxEvent.objects.using(database(using))
         .filter(status=Status.DEAD)
@@ -110,7 +119,9 @@ def dead_letters(
 
 
 def figures(*, using: str | None = None) -> list[Figures]:
-    """Return the state of each publisher that is configured or has events, by indexes. Counts go up to ``MOST``."""
+    """Return the state of each publisher that is configured or has events, by indexes.
+    Counts go up to ``MOST``.
+    """
     using = database(using)
     events = OutboxEvent.objects.using(using)
     live = Relay.objects.using(using).filter(lease_until__gte=DatabaseNow())
@@ -127,7 +138,9 @@ def figures(*, using: str | None = None) -> list[Figures]:
 
 
 def _publishers(events: Events) -> Iterator[str]:
-    """Yield the publishers of ``events``, each by one lookup in an index that begins with them."""
+    """Yield the publishers of ``events``, each by one lookup in an index that begins
+    with them.
+    """
     name: str | None = ""
     while name is not None:
         name = (
@@ -173,14 +186,16 @@ def _oldest(publisher: str, events: Events) -> tuple[datetime | None, timedelta]
 
 
 def first_failure(publisher: str, *, using: str | None = None) -> str:
-    """Return why the publisher's oldest failing event was last refused; ``""`` if none is failing."""
+    """Return why the publisher's oldest failing event was last refused; ``""`` if none
+    is failing.
+    """
     events = OutboxEvent.objects.using(database(using)).filter(
         FAILING, publisher=publisher
     )
     return events.order_by("id").values_list("error", flat=True).first() or ""
 
 
-# --- Decisions about dead letters ------------------------------------------------------------------------------------
+# --- Decisions about dead letters -----------------------------------------------------
 
 
 class Act(StrEnum):
@@ -190,7 +205,8 @@ class Act(StrEnum):
     @property
     def permission(self) -> str:
         """The permission that a user needs for it."""
-        return f"django_idempotency_outbox.{'change' if self is Act.REQUEUE else 'delete'}_outboxevent"
+        verb = "change" if self is Act.REQUEUE else "delete"
+        return f"django_idempotency_outbox.{verb}_outboxevent"
 
 
 ENTRIES = {Act.REQUEUE: "Requeued.", Act.DISCARD: "Discarded."}
@@ -209,16 +225,18 @@ def decide(
     note: str = "",
     seen: Mapping[str, str] | None = None,
 ) -> tuple[int, Counter[Refusal]]:
-    """Do ``act`` to dead letters, some at a time, each time in one transaction with the entries in their history.
+    """Do ``act`` to dead letters, some at a time, each time in one transaction with the
+    entries in their history.
 
     Return for how many it was done, and how many were refused, by reason.
 
-    A requeued event takes the route of today, is tried ``max_attempts`` times less one, and still comes before the
-    later ones of its key. The later events of the key of a discarded one go on.
+    A requeued event takes the route of today, is tried ``max_attempts`` times less one,
+    and still comes before the later ones of its key. The later events of the key of a
+    discarded one go on.
 
-    ``letters``: from ``dead_letters()``. ``by``: the user who decides, or a name. ``note``: why, for the history.
-    ``seen``: by primary key, the ``version()`` of each; others are refused. ``DECISIONS`` asks for what it asks for
-    with keys.
+    ``letters``: from ``dead_letters()``. ``by``: the user who decides, or a name.
+    ``note``: why, for the history. ``seen``: by primary key, the ``version()`` of each;
+    others are refused. ``DECISIONS`` asks for what it asks for with keys.
     """
     if lacks_note(note):
         return 0, Counter({Refusal.NO_NOTE: letters.count()})
@@ -272,7 +290,7 @@ def _requeue(events: Sequence[OutboxEvent], using: str) -> None:
         transaction.on_commit(send, using=using, robust=True)
 
 
-# --- For Prometheus and OpenTelemetry --------------------------------------------------------------------------------
+# --- For Prometheus and OpenTelemetry -------------------------------------------------
 
 
 def _by_publisher(using: str) -> Mapping[str, Mapping[str, Any]]:
@@ -283,4 +301,4 @@ def _by_publisher(using: str) -> Mapping[str, Mapping[str, Any]]:
     )
 
 
-FAMILY = GaugeFamily("publisher", GAUGES, _by_publisher)
+FAMILY = GaugeFamily("outbox", "publisher", GAUGES, _by_publisher)

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.models import DatabaseNow
+from django_idempotency.extending.stores import DatabaseNow
 
 LANES = 64
 
@@ -22,7 +22,8 @@ TRIED = Q(attempts__gte=1, status__in=[Status.PENDING, Status.DEAD])
 
 
 class OutboxEvent(models.Model):
-    """An event, from the transaction that published it until its publisher has confirmed it. Then it is deleted.
+    """An event, from the transaction that published it until its publisher has
+    confirmed it. Then it is deleted.
 
     ``id`` orders the events of a key. Consumers know the event by its ``event_id``.
     """
@@ -53,26 +54,37 @@ class OutboxEvent(models.Model):
         db_table = "django_idempotency_outbox_event"
         indexes = [
             models.Index(
-                *("publisher", "lane", "id"),
+                "publisher",
+                "lane",
+                "id",
                 name="outbox_event_pending",
                 condition=Q(status=Status.PENDING, attempts=0),
             ),
-            # The others have only events that have failed, however many of them wait for their next attempt. Each has a
-            # condition that fits its own statements only: by the statistics of a table that is empty most of the time,
+            # The others have only events that have failed, however many of them wait
+            # for their next attempt. Each has a condition that fits its own statements
+            # only: by the statistics of a table that is empty most of the time,
             # PostgreSQL would take the wrong one.
             models.Index(
-                *("publisher", "lane", "available_at"),
+                "publisher",
+                "lane",
+                "available_at",
                 name="outbox_event_due",
                 condition=Q(status=Status.PENDING, attempts__gt=0),
             ),
             models.Index(
-                *("publisher", "lane", "key", "id"),
+                "publisher",
+                "lane",
+                "key",
+                "id",
                 name="outbox_event_failed",
                 condition=Q(attempts__gt=0, status__in=[Status.PENDING, Status.DEAD])
                 & ~Q(key=""),
             ),
             models.Index(
-                *("publisher", "status", "lane", "id"),
+                "publisher",
+                "status",
+                "lane",
+                "id",
                 name="outbox_event_tried",
                 condition=TRIED,
             ),
@@ -98,7 +110,8 @@ class OutboxEvent(models.Model):
 class Relay(models.Model):
     """A relay at work for one publisher. Its ``id`` is the fencing token of its lanes.
 
-    Without this row, the relay has no lanes. One row is renewed, however many lanes it has.
+    Without this row, the relay has no lanes. One row is renewed, however many lanes it
+    has.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -115,7 +128,9 @@ class Relay(models.Model):
 
 
 class Lane(models.Model):
-    """One of the parts that a publisher's events are divided into by key. One relay at a time publishes its events."""
+    """One of the parts that a publisher's events are divided into by key. One relay at
+    a time publishes its events.
+    """
 
     publisher = models.CharField(max_length=64)
     number = models.SmallIntegerField()

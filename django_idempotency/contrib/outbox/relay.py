@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,31 +12,34 @@ from django.db import Error, connections
 
 from django_idempotency.contrib.outbox import signals
 from django_idempotency.contrib.outbox.backlog import Backlog
+from django_idempotency.contrib.outbox.chains import Chains
 from django_idempotency.contrib.outbox.conf import make_publisher, options
 from django_idempotency.contrib.outbox.cursor import Cursor
 from django_idempotency.contrib.outbox.lanes import Lanes
 from django_idempotency.contrib.outbox.publishing import database, is_sealed
-from django_idempotency.messages.publisher import (
+from django_idempotency.extending import cause, log, send_several
+from django_idempotency.extending.brokers import (
     Confirmed,
     ConnectionLost,
     Event,
     NotSent,
     Outcome,
+    Postponed,
     PublisherUnavailable,
     Refused,
 )
-from django_idempotency.reporting.events import send_several
-from django_idempotency.reporting.logs import cause, log
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 SHARE_EVERY = 1.0  # seconds
 
 
 class EventRelay:
-    """Publishes the events of one publisher, beside any number of other relays of that publisher.
+    """Publishes the events of one publisher, beside any number of other relays of that
+    publisher.
 
-    No transaction is open and no row is locked while events are being sent. Events are sent at least once: if the
-    process dies before it has noted a confirmation, the event is sent again.
+    No transaction is open and no row is locked while events are being sent. Events are
+    sent at least once: if the process dies before it has noted a confirmation, the
+    event is sent again.
     """
 
     def __init__(self, alias: str, *, using: str | None = None) -> None:
@@ -53,10 +55,12 @@ class EventRelay:
         self._share_at = 0.0
         self._pause = 0.0
 
-    # --- Running -------------------------------------------------------------------------------------------------
+    # --- Running ----------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until ``stop`` is set. Wait out outages of the database and the broker."""
+        """Publish until ``stop`` is set. Wait out outages of the database and the
+        broker.
+        """
         with self._ending():
             while not stop.is_set():
                 try:
@@ -85,9 +89,8 @@ class EventRelay:
             if events:
                 self._publish(events)
         except Exception:
-            self.cursor = (
-                Cursor()
-            )  # events that were read may not be published, or it may not be noted
+            # events that were read may not be published, or it may not be noted
+            self.cursor = Cursor()
             raise
         return len(events)
 
@@ -123,7 +126,7 @@ class EventRelay:
         self.lanes.expect_progress(self._pause)
         stop.wait(self._pause)
 
-    # --- Lanes ---------------------------------------------------------------------------------------------------
+    # --- Lanes ------------------------------------------------------------------------
 
     def _see_to_lanes(self) -> None:
         self.lanes.expect_progress(self.options.send_timeout)
@@ -144,12 +147,12 @@ class EventRelay:
         self.cursor.has_read(_never_tried(events), now - begun, now)
         return events
 
-    # --- Publishing ----------------------------------------------------------------------------------------------
+    # --- Publishing -------------------------------------------------------------------
 
     def _publish(self, events: Sequence[Event]) -> None:
         outcomes: list[Outcome] = []
         try:
-            self._send_in_waves(events, outcomes)
+            self._send_in_order(events, outcomes)
         finally:
             self._note(outcomes)
         done = {
@@ -161,61 +164,52 @@ class EventRelay:
             event for event in _never_tried(events) if event.position not in done
         )
 
-    def _send_in_waves(self, events: Sequence[Event], outcomes: list[Outcome]) -> None:
-        """Send each event once the previous one of its key is confirmed. Stop when the batch has used up its time."""
-        begun, stuck = time.monotonic(), set[str]()
-        for wave in waves(events):
-            ready, known = (
-                [event for event in wave if event.key not in stuck],
-                len(outcomes),
-            )
-            unreadable = [event for event in ready if is_sealed(event.headers)]
-            outcomes.extend(
-                Refused(event, "it could not be decrypted; the log says why")
-                for event in unreadable
-            )
-            for group in self._apart(
-                [event for event in ready if event not in unreadable]
-            ):
-                if (
-                    not self.lanes.are_ours
-                    or time.monotonic() - begun > self.options.send_timeout
-                ):
-                    return
-                self.lanes.expect_progress(self.options.send_timeout)
-                self._send(group, outcomes)
-            confirmed = {
-                outcome.event.key
-                for outcome in outcomes[known:]
-                if isinstance(outcome, Confirmed)
-            }
-            stuck |= {event.key for event in ready} - confirmed - {""}
+    def _send_in_order(self, events: Sequence[Event], outcomes: list[Outcome]) -> None:
+        """Send each event once the previous one of its key is confirmed. Stop when the
+        batch has used up its time.
+        """
+        begun, stuck, readable = time.monotonic(), set[str](), list[Event]()
+        for event in events:
+            if event.key not in stuck and is_sealed(event.headers):
+                reason = "it could not be decrypted; the log says why"
+                outcomes.append(Refused(event, reason))
+                stuck |= {event.key} - {""}
+            elif event.key not in stuck:
+                readable.append(event)
 
-    def _apart(self, events: Sequence[Event]) -> Iterator[list[Event]]:
-        """Yield the events to send together, then each suspect alone, including those that were found meanwhile."""
-        if together := [
-            event for event in events if event.position not in self._suspects
-        ]:
-            yield together
-        yield from ([event] for event in events if event.position in self._suspects)
+        def may_go_on() -> bool:
+            self.lanes.expect_progress(self.options.send_timeout)
+            is_over = time.monotonic() - begun > self.options.send_timeout
+            return self.lanes.are_ours and not is_over
 
-    def _send(self, events: Sequence[Event], outcomes: list[Outcome]) -> None:
+        chains = Chains(readable, self._suspects, may_go_on)
+        for together in chains.passes():
+            self._send(together, chains, outcomes)
+
+    def _send(
+        self, events: Iterable[Event], chains: Chains, outcomes: list[Outcome]
+    ) -> None:
         """Send ``events`` together, and find out which one is to blame if that fails.
 
-        An event that stays unconfirmed while others are confirmed is to blame. If none was confirmed, or the publisher
-        raised an error, each is sent alone, and is to blame if that fails too. An event that made the publisher fail
-        alone stays a suspect. If a connection broke only because it was old, no event is at fault.
+        An event that stays unconfirmed while one that was sent after it is confirmed is
+        to blame. Others, and all of them if the publisher raised an error, are sent
+        alone, and are to blame if that fails too. An event that made the publisher fail
+        alone stays a suspect. If a connection broke only because it was old, no event
+        is at fault.
         """
-        done, confirmed, failure = set[int](), False, None
+        done, confirmed, failure = set[int](), set[int](), None
         self.publisher.connect()
         try:
             for outcome in self.publisher.send(events, self.options.send_timeout):
                 done.add(outcome.event.position)
                 outcomes.append(outcome)
-                confirmed |= isinstance(outcome, Confirmed)
+                if isinstance(outcome, Confirmed):
+                    confirmed.add(outcome.event.position)
+                    chains.confirm(outcome.event)
         except PublisherUnavailable:
             raise
-        except Exception as error:  # a publisher may raise anything; the relay goes on with its other events
+        except Exception as error:
+            # a publisher may raise anything; the relay goes on with its other events
             failure = error
             if not isinstance(error, ConnectionLost):
                 log(
@@ -225,15 +219,22 @@ class EventRelay:
                     self.alias,
                     error=error,
                 )
-        silent = [event for event in events if event.position not in done]
+        taken = [event.position for event in chains.taken]
+        silent = [event for event in chains.taken if event.position not in done]
         if silent:
             self.publisher.close()
-        was_alone = len(events) == 1 and events[0].position in self._suspects
-        blamed = silent if was_alone or (confirmed and failure is None) else []
+        blamed = silent
+        if len(taken) > 1 or not self._suspects.intersection(taken):
+            last = max((n for n, at in enumerate(taken) if at in confirmed), default=0)
+            before = set[int]() if failure else set(taken[:last])
+            blamed = [event for event in silent if event.position in before]
         outcomes.extend(Refused(event, self._blame(failure)) for event in blamed)
-        self._suspects -= {event.position for event in events}
-        if failure is not None or not blamed:
-            self._suspects |= {event.position for event in silent}
+        self._suspects.difference_update(taken)
+        for event in silent:
+            if failure or event not in blamed:
+                self._suspects.add(event.position)
+            if event not in blamed:
+                chains.suspect(event)
 
     def _blame(self, failure: Exception | None) -> str:
         if failure is None:
@@ -247,6 +248,9 @@ class EventRelay:
             outcome.event for outcome in outcomes if isinstance(outcome, Confirmed)
         ]
         refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
+        postponed = [outcome for outcome in outcomes if isinstance(outcome, Postponed)]
+        if postponed:
+            self.backlog.note_postponed(postponed, self.lanes.id)
         if confirmed:
             self.backlog.note_confirmed(confirmed)
             self.published += len(confirmed)
@@ -258,16 +262,8 @@ class EventRelay:
         send_several(signals.outbox_dead_lettered, self.alias, dead, self.using)
 
 
-def waves(events: Iterable[Event]) -> list[list[Event]]:
-    """Divide ``events``, in order, so that no part has two of a key and a key's events are in successive parts."""
-    parts: dict[int, list[Event]] = defaultdict(list)
-    of_key = Counter[str]()
-    for event in events:
-        parts[of_key[event.key]].append(event)
-        of_key[event.key] += bool(event.key)
-    return list(parts.values())
-
-
 def _never_tried(events: Sequence[Event]) -> list[Event]:
-    """Return the events that are read by the cursor. Those that have failed are read once they are due."""
+    """Return the events that are read by the cursor. Those that have failed are read
+    once they are due.
+    """
     return [event for event in events if not event.attempts]

@@ -1,4 +1,6 @@
-"""Signals about events of the outbox, sent once for each batch when the fact is noted; receivers' errors are logged."""
+"""Signals about events of the outbox, sent once for each batch when the fact is noted;
+receivers' errors are logged.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,14 @@ import logging
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.reporting.events import Event, Family
+from django_idempotency.extending import Event, Family
 
-outbox_published = Signal()  # count: how many events their publisher confirmed; using: the alias of their database
-outbox_failed = (
-    Signal()
-)  # count, using; the publisher refused them, and they will be tried again
-outbox_dead_lettered = (
-    Signal()
-)  # count, using; they are not tried again unless an operator requeues them
+# count: how many events their publisher confirmed; using: the alias of their database
+outbox_published = Signal()
+# count, using; the publisher refused them, and they will be tried again
+outbox_failed = Signal()
+# count, using; they are not tried again unless an operator requeues them
+outbox_dead_lettered = Signal()
 outbox_requeued = Signal()  # count, using; an operator requeued these dead letters
 
 FAMILY = Family(

@@ -1,3 +1,5 @@
-"""Partitions of the record table, on PostgreSQL: retention by DROP instead of DELETE."""
+"""Partitions of the record table, on PostgreSQL: retention by DROP instead of
+DELETE.
+"""
 
 from __future__ import annotations

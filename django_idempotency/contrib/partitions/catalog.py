@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from django.db import IntegrityError, connections
 
+from django_idempotency import StoreUnavailable
 from django_idempotency.contrib.partitions.layout import (
     EPOCH,
     MOST,
@@ -19,31 +20,33 @@ from django_idempotency.contrib.partitions.layout import (
     TABLE,
     UNTIL,
     Layout,
+    NotConvertible,
     Partition,
     Template,
     stamp,
     why_kept,
 )
-from django_idempotency.models import LIVE, TERMINAL
-from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores.connections import record_database
-from django_idempotency.stores.errors import sqlstate
-from django_idempotency.values.exceptions import (
-    NotConvertible,
+from django_idempotency.extending import cause, log
+from django_idempotency.extending.stores import (
+    LIVE,
+    TERMINAL,
     StoreConflict,
     StoreRefused,
-    StoreUnavailable,
+    record_database,
+    sqlstate,
 )
 
 CHECK_VIOLATION = "23514"
 NO_PARTITION = (
-    "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it; "
-    "or run enable again, if it was interrupted."
+    "There is no partition for a new record. Run manage.py idempotency_partitions"
+    " ensure, and schedule it; or run enable again, if it was interrupted."
 )
 
 
 def _microseconds(when: str) -> str:
-    """Return SQL for a time as microseconds since 1970, which depends on no time zone or date style of the session."""
+    """Return SQL for a time as microseconds since 1970, which depends on no time zone
+    or date style of the session.
+    """
     return f"(extract(epoch FROM {when}) * 1000000)::bigint"
 
 
@@ -55,8 +58,10 @@ def _when(microseconds: int | None) -> datetime | None:
 
 LAYOUT = f"""
 SELECT quote_ident(nspname), {_microseconds("statement_timestamp()")}, relkind = 'p',
-    EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid AND conname = '{UNTIL}')
-FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = '{TABLE}'::regclass
+    EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid
+        AND conname = '{UNTIL}')
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE pg_class.oid = '{TABLE}'::regclass
 """
 
 # Infinity is no bound, like MINVALUE and MAXVALUE.
@@ -65,12 +70,15 @@ LOWER, UPPER = (
     for end in ("FROM", "TO")
 )
 PARTITIONS = f"""
-SELECT {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, part.oid, name, inhdetachpending,
-    EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
+SELECT {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, part.oid,
+    name, inhdetachpending,
+    EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid
+        AND conname = '{RETIRED}')
 FROM (
     SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,
         coalesce(pg_get_expr(relpartbound, pg_class.oid), '') AS bounds
-    FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace
+        ON pg_namespace.oid = relnamespace
     WHERE inhparent = '{TABLE}'::regclass
 ) AS part
 ORDER BY lower NULLS FIRST, upper
@@ -78,7 +86,9 @@ ORDER BY lower NULLS FIRST, upper
 
 
 def read_layout(*, using: str | None = None) -> Layout:
-    """Return how the table is divided. Raises ``NotConvertible`` on a database other than PostgreSQL."""
+    """Return how the table is divided. Raises ``NotConvertible`` on a database other
+    than PostgreSQL.
+    """
     alias = postgresql(using)
     with connections[alias].cursor() as cursor:
         cursor.execute(LAYOUT)
@@ -98,7 +108,9 @@ def read_layout(*, using: str | None = None) -> Layout:
 
 
 def postgresql(using: str | None) -> str:
-    """Return the alias of the records' database. Raises ``NotConvertible`` if it is not PostgreSQL."""
+    """Return the alias of the records' database. Raises ``NotConvertible`` if it is not
+    PostgreSQL.
+    """
     alias = record_database(using)
     if connections[alias].vendor != "postgresql":
         raise NotConvertible(
@@ -110,7 +122,8 @@ def postgresql(using: str | None) -> str:
 def reason_to_keep(cursor: Any, partition: Partition) -> str:
     """Return why ``partition`` can't go; empty if it can. Counts go up to ``MOST``.
 
-    It is read by the partial indexes alone, and through the table, for a role that has no rights on its partitions.
+    It is read by the partial indexes alone, and through the table, for a role that has
+    no rights on its partitions.
     """
     bounds = {">=": partition.lower, "<": partition.upper}
     within = (
@@ -124,9 +137,10 @@ def reason_to_keep(cursor: Any, partition: Partition) -> str:
         for statuses in (LIVE, TERMINAL)
     )
     statement = (
-        f"SELECT (SELECT count(*) FROM (SELECT FROM {rows} status IN ({live}) LIMIT {MOST}) AS live),"
-        f" (SELECT count(*) FROM (SELECT FROM {rows} on_hold AND locked_until IS NULL LIMIT {MOST}) AS on_hold),"
-        f" (SELECT {_microseconds('max(purge_at)')} FROM {rows} status IN ({terminal})),"
+        f"SELECT (SELECT count(*) FROM (SELECT FROM {rows} status IN ({live}) LIMIT"
+        f" {MOST}) AS live), (SELECT count(*) FROM (SELECT FROM {rows} on_hold AND"
+        f" locked_until IS NULL LIMIT {MOST}) AS on_hold), (SELECT"
+        f" {_microseconds('max(purge_at)')} FROM {rows} status IN ({terminal})),"
         f" {_microseconds('statement_timestamp()')}"
     )
     cursor.execute(statement)
@@ -142,9 +156,11 @@ def reason_to_keep(cursor: Any, partition: Partition) -> str:
 
 LEFT_BEHIND = f"""
 SELECT format('%I.%I', nspname, relname)
-FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid JOIN pg_namespace
+    ON pg_namespace.oid = relnamespace
 WHERE conname = '{RETIRED}' AND NOT relispartition
-    AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = '{TABLE}'::regclass)
+    AND relnamespace = (SELECT relnamespace FROM pg_class
+        WHERE oid = '{TABLE}'::regclass)
 ORDER BY 1
 """
 
@@ -156,40 +172,46 @@ def left_behind(alias: str) -> list[str]:
         return [name for (name,) in cursor.fetchall()]
 
 
-# --- What a new partition is modelled on -----------------------------------------------------------------------------
+# --- What a new partition is modelled on ----------------------------------------------
 
 
 TEMPLATE = f"""
-SELECT coalesce(part.reloptions, '{{}}') || ARRAY(SELECT 'toast.' || unnest(toast.reloptions)),
-    CASE WHEN parent.relowner <> current_user::regrole THEN parent.relowner::regrole::text END
+SELECT coalesce(part.reloptions,
+    '{{}}') || ARRAY(SELECT 'toast.' || unnest(toast.reloptions)),
+    CASE WHEN parent.relowner <> current_user::regrole
+        THEN parent.relowner::regrole::text END
 FROM pg_class AS part LEFT JOIN pg_class AS toast ON toast.oid = part.reltoastrelid
     JOIN pg_class AS parent ON parent.oid = '{TABLE}'::regclass
 WHERE part.oid = ANY (%(oids)s::oid[]) OR part.oid = parent.oid
-ORDER BY part.oid = parent.oid, part.reloptions IS NULL, array_position(%(oids)s::oid[], part.oid) DESC
+ORDER BY part.oid = parent.oid, part.reloptions IS NULL,
+    array_position(%(oids)s::oid[], part.oid) DESC
 LIMIT 1
 """
 
 
 def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
-    """Return the template of the latest partition with storage parameters, or of the table itself while it is plain."""
+    """Return the template of the latest partition with storage parameters, or of the
+    table itself while it is plain.
+    """
     cursor.execute(TEMPLATE, {"oids": [partition.oid for partition in partitions]})
     return Template(*cursor.fetchone())
 
 
-# --- What a violated CHECK means -------------------------------------------------------------------------------------
+# --- What a violated CHECK means ------------------------------------------------------
 
 
 def meaning(error: IntegrityError) -> StoreUnavailable | None:
-    """Return what the violation of a CHECK of partitioning means for a claim; ``None`` for any other error."""
+    """Return what the violation of a CHECK of partitioning means for a claim; ``None``
+    for any other error.
+    """
     if sqlstate(error) != CHECK_VIOLATION:
         return None
     diagnosis = cast(Any, error.__cause__).diag
-    if (
-        diagnosis.constraint_name == RETIRED
-    ):  # the statement is as old as the partition; the next one goes elsewhere
+    # the statement is as old as the partition; the next one goes elsewhere
+    if diagnosis.constraint_name == RETIRED:
         return StoreConflict(str(error).strip())
-    # A row that has no partition violates no constraint that has a name. If not even its table is named, another server
-    # passed the error on, as Citus does for its own.
+    # A row that has no partition violates no constraint that has a name. If not even
+    # its table is named, another server passed the error on, as Citus does for its own.
     if diagnosis.constraint_name == UNTIL or (
         diagnosis.table_name and not diagnosis.constraint_name
     ):

@@ -20,6 +20,7 @@ from django_idempotency.contrib.partitions.layout import (
     DAY,
     TABLE,
     UNTIL,
+    NotConvertible,
     creation,
     midnight,
     name_of,
@@ -31,43 +32,47 @@ from django_idempotency.contrib.partitions.locks import (
     patiently,
     short_transaction,
 )
-from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores.claim_function import TABLE_LOCKS
-from django_idempotency.stores.errors import is_conflict
-from django_idempotency.values.exceptions import NotConvertible
+from django_idempotency.extending import cause, log
+from django_idempotency.extending.stores import TABLE_LOCKS, is_conflict
 
 ATTEMPTS = 100
 FIRST = f"{TABLE}_p0"
-CONVERTING = (
-    f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"  # the session's lock
-)
+# the session's lock
+CONVERTING = f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"
 FORGET = f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}"
 
 # Each with its name once it belongs to the first partition.
 INDEXES = f"""
 SELECT quote_ident(relname), quote_ident(left(relname, 60) || '_p0'),
     replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON '), indisprimary
-FROM pg_index JOIN pg_class ON oid = indexrelid WHERE indrelid = '{TABLE}'::regclass ORDER BY relname
+FROM pg_index JOIN pg_class ON oid = indexrelid WHERE indrelid = '{TABLE}'::regclass
+    ORDER BY relname
 """
 
 # The owner's own rights come with the table.
 GRANTS = f"""
 SELECT format(
-    'GRANT %s ON {TABLE} TO %s%s', string_agg(privilege_type, ', ' ORDER BY privilege_type),
+    'GRANT %s ON {TABLE} TO %s%s', string_agg(privilege_type, ', '
+        ORDER BY privilege_type),
     CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END,
     CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
 )
-FROM pg_class, aclexplode(relacl) WHERE oid = '{TABLE}'::regclass AND grantee <> relowner
+FROM pg_class, aclexplode(relacl) WHERE oid = '{TABLE}'::regclass
+    AND grantee <> relowner
 GROUP BY grantee, is_grantable
 """
 
-# Whatever hangs on the table, except for what it is created with, would stay behind at the first partition.
+# Whatever hangs on the table, except for what it is created with, would stay behind at
+# the first partition.
 OBSTACLES = f"""
 SELECT DISTINCT pg_describe_object(classid, objid, objsubid) FROM pg_depend
-    LEFT JOIN pg_constraint ON classid = 'pg_constraint'::regclass AND pg_constraint.oid = objid
+    LEFT JOIN pg_constraint ON classid = 'pg_constraint'::regclass
+        AND pg_constraint.oid = objid
     LEFT JOIN pg_index ON classid = 'pg_class'::regclass AND indexrelid = objid
-WHERE refclassid = 'pg_class'::regclass AND refobjid = '{TABLE}'::regclass AND deptype IN ('n', 'a')
-    AND classid <> 'pg_attrdef'::regclass AND coalesce(contype NOT IN ('c', 'n', 'p'), true)
+WHERE refclassid = 'pg_class'::regclass AND refobjid = '{TABLE}'::regclass AND deptype
+    IN ('n', 'a')
+    AND classid <> 'pg_attrdef'::regclass AND coalesce(contype NOT IN ('c', 'n', 'p'),
+        true)
     AND coalesce(indisunique, true)
 UNION ALL
 SELECT 'a grant on the column ' || quote_ident(attname) FROM pg_attribute
@@ -92,9 +97,10 @@ def enable(*, using: str | None = None) -> bool:
 
     Claims wait for it about 100 ms at a time, and go on as before.
 
-    Existing keys are kept, live ones included. The partitions that ``ensure`` makes still have to be made afterwards.
-    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if something is in the way, if
-    a lock could not be had, or if the database is not PostgreSQL. Then nothing is changed.
+    Existing keys are kept, live ones included. The partitions that ``ensure`` makes
+    still have to be made afterwards. ``using``: the database's alias; default: the
+    settings'. Raises ``NotConvertible`` if something is in the way, if a lock could not
+    be had, or if the database is not PostgreSQL. Then nothing is changed.
     """
     alias = postgresql(using)
     with _alone(alias):
@@ -111,7 +117,9 @@ def enable(*, using: str | None = None) -> bool:
 
 
 def enable_plan(*, using: str | None = None) -> list[str]:
-    """Return what ``enable`` would run; nothing if the table is partitioned. Arguments and errors as for ``enable``."""
+    """Return what ``enable`` would run; nothing if the table is partitioned. Arguments
+    and errors as for ``enable``.
+    """
     alias = postgresql(using)
     if read_layout(using=alias).partitioned:
         return []
@@ -120,17 +128,23 @@ def enable_plan(*, using: str | None = None) -> list[str]:
 
 
 def _preparation(alias: str) -> list[str]:
-    """Return what makes the switch short. With this CHECK, the table is attached without a look at its rows."""
+    """Return what makes the switch short. With this CHECK, the table is attached
+    without a look at its rows.
+    """
     boundary = midnight(read_layout(using=alias).now) + 2 * DAY
     check = f"CHECK (created_at < '{stamp(boundary)}') NOT VALID"
     return [
-        f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}, ADD CONSTRAINT {UNTIL} {check}",
+        (
+            f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}, ADD CONSTRAINT"
+            f" {UNTIL} {check}"
+        ),
         f"ALTER TABLE {TABLE} VALIDATE CONSTRAINT {UNTIL}",
     ]
 
 
 def _switch(alias: str, cursor: Any) -> list[str]:
-    """Return what makes the table the first partition, of all made before the day after tomorrow.
+    """Return what makes the table the first partition, of all made before the day after
+    tomorrow.
 
     Raises ``NotConvertible`` if something would be lost.
     """
@@ -154,7 +168,10 @@ def _switch(alias: str, cursor: Any) -> list[str]:
             f"ALTER INDEX {layout.schema}.{index} RENAME TO {aside}"
             for index, aside, _definition, _primary in indexes
         ),
-        f"CREATE TABLE {name} (LIKE {first} INCLUDING ALL EXCLUDING INDEXES) PARTITION BY RANGE (created_at)",
+        (
+            f"CREATE TABLE {name} (LIKE {first} INCLUDING ALL EXCLUDING INDEXES)"
+            " PARTITION BY RANGE (created_at)"
+        ),
         FORGET,
         *(
             definition
@@ -163,7 +180,10 @@ def _switch(alias: str, cursor: Any) -> list[str]:
         ),
         *like.owned(name),
         *grants,
-        f"ALTER TABLE {name} ATTACH PARTITION {first} FOR VALUES FROM (MINVALUE) TO ('{stamp(boundary)}')",
+        (
+            f"ALTER TABLE {name} ATTACH PARTITION {first} FOR VALUES FROM (MINVALUE) TO"
+            f" ('{stamp(boundary)}')"
+        ),
         f"ALTER TABLE {first} DROP CONSTRAINT {UNTIL}",
         *creation(
             layout.schema,
@@ -176,7 +196,9 @@ def _switch(alias: str, cursor: Any) -> list[str]:
 
 
 def _convert(alias: str, cursor: Any) -> None:
-    """Plan the switch under the table's lock and run it: something that would be lost may have come before that."""
+    """Plan the switch under the table's lock and run it: something that would be lost
+    may have come before that.
+    """
     cursor.execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
     for statement in _switch(alias, cursor):
         cursor.execute(statement)
@@ -195,7 +217,10 @@ def _patiently(alias: str, work: Callable[[Any], None]) -> None:
     except DatabaseError as error:
         if not is_conflict(error):
             raise
-        message = f"The lock on {TABLE} could not be obtained in {ATTEMPTS} attempts. Try again when it is not in use."
+        message = (
+            f"The lock on {TABLE} could not be obtained in {ATTEMPTS} attempts. Try"
+            " again when it is not in use."
+        )
         raise NotConvertible(message) from error
 
 

@@ -1,4 +1,5 @@
-"""How the record table is divided, which partitions there should be, and which can go: pure.
+"""How the record table is divided, which partitions there should be, and which can go:
+pure.
 
 A record is in the partition of its ``created_at``. Each new partition is a day, in UTC.
 """
@@ -10,22 +11,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from django_idempotency.models import IdempotencyRecord
+from django_idempotency import IdempotencyError
+from django_idempotency.extending.stores import IdempotencyRecord
 
 TABLE = IdempotencyRecord._meta.db_table
-# The CHECKs of partitioning: on a table before it becomes the first partition, and on a partition to be dropped.
+# The CHECKs of partitioning: on a table before it becomes the first partition, and on a
+# partition to be dropped.
 UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
 MOST = 100_000  # rows that are counted at most
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
+class NotConvertible(IdempotencyError):
+    """The table of the records can't be partitioned. The message says why."""
+
+
 @dataclass(frozen=True)
 class Partition:
-    """A partition as the catalog has it: from ``lower`` (included) to ``upper`` (excluded); ``None``: without a bound.
+    """A partition as the catalog has it: from ``lower`` (included) to ``upper``
+    (excluded); ``None``: without a bound.
 
-    ``name`` is quoted. ``detaching``: a session has begun to detach it. ``retired``: ``drop`` has emptied it, and
-    closed it to whatever might still arrive.
+    ``name`` is quoted. ``detaching``: a session has begun to detach it. ``retired``:
+    ``drop`` has emptied it, and closed it to whatever might still arrive.
     """
 
     lower: datetime | None
@@ -42,7 +50,9 @@ class Partition:
 
     @property
     def half_detached(self) -> str:
-        """How to end a detachment that ``drop`` did not begin; empty if there is none. Claims don't see its keys."""
+        """How to end a detachment that ``drop`` did not begin; empty if there is none.
+        Claims don't see its keys.
+        """
         if not self.detaching or self.retired:
             return ""
         return f"{self.name} is half detached: {detachment(self.name, begun=True)}"
@@ -50,7 +60,9 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The table, ``now`` by the database's clock, and the partitions, oldest first; none if the table is plain."""
+    """The table, ``now`` by the database's clock, and the partitions, oldest first;
+    none if the table is plain.
+    """
 
     schema: str
     now: datetime
@@ -60,7 +72,9 @@ class Layout:
 
     @property
     def covered_until(self) -> datetime | None:
-        """Until when, from now on, every new record has its partition; ``None``: for ever, or the table is plain."""
+        """Until when, from now on, every new record has its partition; ``None``: for
+        ever, or the table is plain.
+        """
         if not self.partitioned:
             return None
         until = self.now
@@ -83,7 +97,9 @@ class Layout:
         )
 
     def missing(self, ahead: int) -> list[tuple[datetime, datetime]]:
-        """Return the bounds of the partitions to add for now and for the next ``ahead`` days. The past stays."""
+        """Return the bounds of the partitions to add for now and for the next ``ahead``
+        days. The past stays.
+        """
         found = []
         when, until = self.now, midnight(self.now) + (ahead + 1) * DAY
         while when < until:
@@ -147,18 +163,22 @@ def why_kept(
 
 
 def detachment(name: str, *, begun: bool = False) -> str:
-    return f"ALTER TABLE {TABLE} DETACH PARTITION {name} {'FINALIZE' if begun else 'CONCURRENTLY'}"
+    return (
+        f"ALTER TABLE {TABLE} DETACH PARTITION {name}"
+        f" {'FINALIZE' if begun else 'CONCURRENTLY'}"
+    )
 
 
 def stamp(when: datetime) -> str:
     return when.astimezone(UTC).isoformat(" ")
 
 
-# --- The statements that make a partition ----------------------------------------------------------------------------
+# --- The statements that make a partition ---------------------------------------------
 
 
 class Template(NamedTuple):
-    """What a partition has beyond its columns: storage parameters, and the table's owner.
+    """What a partition has beyond its columns: storage parameters, and the table's
+    owner.
 
     ``owner`` is ``None`` if it is the role that makes the partition.
     """
@@ -179,7 +199,9 @@ def creation(
     upper: datetime | None,
     like: Template,
 ) -> list[str]:
-    """Return the statements that make a partition. Their lock on the table conflicts with none of a claim's."""
+    """Return the statements that make a partition. Their lock on the table conflicts
+    with none of a claim's.
+    """
     table = f"{schema}.{TABLE}"
     options = f" WITH ({', '.join(like.options)})" if like.options else ""
     begin, end = (bound and f"'{stamp(bound)}'" for bound in (lower, upper))
@@ -187,11 +209,16 @@ def creation(
         f"CREATE TABLE {name} (LIKE {table} INCLUDING ALL){options}",
         f"ALTER TABLE {name} ADD PRIMARY KEY (id)",
         *like.owned(name),
-        f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES FROM ({begin or 'MINVALUE'}) TO ({end or 'MAXVALUE'})",
+        (
+            f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES FROM"
+            f" ({begin or 'MINVALUE'}) TO ({end or 'MAXVALUE'})"
+        ),
     ]
 
 
 def name_of(schema: str, lower: datetime) -> str:
-    """Return the name of a partition: by its lower bound, as pg_partman does, which reads times from names."""
+    """Return the name of a partition: by its lower bound, as pg_partman does, which
+    reads times from names.
+    """
     precision = "%Y_%m_%d" if lower == midnight(lower) else "%Y_%m_%d_%H%M"
     return f"{schema}.{TABLE}_p{lower.astimezone(UTC):{precision}}"

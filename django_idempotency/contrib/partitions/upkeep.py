@@ -1,10 +1,12 @@
-"""Make partitions ahead of time, drop those whose records have all expired, and report how they stand."""
+"""Make partitions ahead of time, drop those whose records have all expired, and report
+how they stand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import DatabaseError, connections, transaction
@@ -33,28 +35,34 @@ from django_idempotency.contrib.partitions.locks import (
     patiently,
     short_transaction,
 )
-from django_idempotency.instrumentation.metrics import Figures, Gauge, GaugeFamily
-from django_idempotency.maintenance.stats import DAY
-from django_idempotency.stores.errors import is_conflict
+from django_idempotency.extending import conf
+from django_idempotency.extending.figures import Gauge, GaugeFamily
+from django_idempotency.extending.stores import is_conflict
 
 AHEAD = 7  # future days that `ensure` provides for
-PATIENCE = "60s"  # for another ensure(), or another change of the table; no claim queues behind this wait
+# for another ensure(), or another change of the table; no claim queues behind this wait
+PATIENCE = "60s"
+HOUR, DAY = 3600, 24 * 3600  # seconds
 GONE = "gone in the meantime"
 IN_USE = "in use by a long transaction"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing(Partition):
-    """``kept``: why the partition can't be dropped; empty if it can, or if an interrupted ``drop`` has begun to."""
+    """``kept``: why the partition can't be dropped; empty if it can, or if an
+    interrupted ``drop`` has begun to.
+    """
 
     kept: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """``covered_until``: new records have a partition until then; ``None``: for ever. ``short``: that is too soon.
+class PartitionStatus:
+    """``covered_until``: new records have a partition until then; ``None``: for ever.
+    ``short``: that is too soon.
 
-    ``left_behind``: partitions that an interrupted ``drop`` has detached; the next ``drop`` drops them.
+    ``left_behind``: partitions that an interrupted ``drop`` has detached; the next
+    ``drop`` drops them.
     """
 
     partitioned: bool
@@ -64,14 +72,15 @@ class Status:
     left_behind: tuple[str, ...] = ()
 
 
-def status(*, using: str | None = None) -> Status:
+def status(*, using: str | None = None) -> PartitionStatus:
     """Return how the partitions stand, oldest first.
 
-    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if it is not PostgreSQL.
+    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible``
+    if it is not PostgreSQL.
     """
     alias = postgresql(using)
     found = read_layout(using=alias)
-    return Status(
+    return PartitionStatus(
         partitioned=found.partitioned,
         covered_until=found.covered_until,
         short=found.is_short(),
@@ -82,7 +91,8 @@ def status(*, using: str | None = None) -> Status:
 
 def _standing(alias: str, partition: Partition) -> Standing:
     kept = ""
-    if not partition.retired:  # one that is retired is empty, and may be dropped by another session at any moment
+    # one that is retired is empty, and may be dropped by another session at any moment
+    if not partition.retired:
         with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
             cursor.execute(NO_TIMEOUTS)
             kept = reason_to_keep(cursor, partition)
@@ -98,15 +108,17 @@ def _find(alias: str, name: str) -> Standing | None:
     return next((_standing(alias, partition) for partition in found), None)
 
 
-# --- Making ----------------------------------------------------------------------------------------------------------
+# --- Making ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """``created``: the partitions made. ``partitioned``: false if the table is plain, so that there is nothing to do.
+    """``created``: the partitions made. ``partitioned``: false if the table is plain,
+    so that there is nothing to do.
 
-    ``covered_until``: new records have a partition until then (ISO 8601); ``None``: for ever, or the table is plain.
-    ``short``: that is too soon, and sooner than was asked for.
+    ``covered_until``: new records have a partition until then (ISO 8601); ``None``: for
+    ever, or the table is plain. ``short``: that is too soon, and sooner than was asked
+    for.
     """
 
     created: tuple[str, ...]
@@ -120,14 +132,16 @@ def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
 
     Two calls at once are harmless, and so is a call on a plain table.
 
-    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if it is not PostgreSQL.
+    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible``
+    if it is not PostgreSQL.
     """
     alias = postgresql(using)
     created = []
     with short_transaction(alias, lock_timeout=PATIENCE) as cursor:
         found = read_layout(using=alias)
         if found.partitioned:
-            # Another run of ensure() waits here. Claims don't: this lock conflicts with none of theirs.
+            # Another run of ensure() waits here. Claims don't: this lock conflicts with
+            # none of theirs.
             cursor.execute(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
             found = read_layout(using=alias)
             like = template(cursor, found.partitions)
@@ -147,12 +161,13 @@ def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
     )
 
 
-# --- Dropping --------------------------------------------------------------------------------------------------------
+# --- Dropping -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """``dropped``: the partitions that are gone. ``kept``: those that are over but stay, with the reason.
+    """``dropped``: the partitions that are gone. ``kept``: those that are over but
+    stay, with the reason.
 
     ``partitioned``: false if the table is plain, so that there is nothing to do.
     """
@@ -170,12 +185,15 @@ class Dropped:
 def drop(
     *, using: str | None = None, go_on: Callable[[Dropped], bool] = lambda _sum: True
 ) -> Dropped:
-    """Drop the partitions in which no record is live, on hold or still to be kept: all responses are past ``purge_at``.
+    """Drop the partitions in which no record is live, on hold or still to be kept: all
+    responses are past ``purge_at``.
 
-    If it is interrupted, the next call continues. Two calls at once are harmless, and so is a call on a plain table.
+    If it is interrupted, the next call continues. Two calls at once are harmless, and
+    so is a call on a plain table.
 
-    ``using``: the database's alias; default: the settings'. ``go_on``: called with the sum after each partition; if it
-    returns false, no further one is dropped. Raises ``NotConvertible`` if the database is not PostgreSQL.
+    ``using``: the database's alias; default: the settings'. ``go_on``: called with the
+    sum after each partition; if it returns false, no further one is dropped. Raises
+    ``NotConvertible`` if the database is not PostgreSQL.
     """
     alias = postgresql(using)
     found = patiently(partial(read_layout, using=alias))
@@ -199,20 +217,20 @@ def _drop(alias: str, name: str) -> Dropped:
     for step in (_retire, _detach):
         # Outside a transaction: this may be a deadlock's victim, and is then repeated.
         partition = patiently(partial(_find, alias, name))
-        if (
-            why := GONE
-            if partition is None
-            else partition.kept or step(alias, partition)
+        if why := (
+            GONE if partition is None else partition.kept or step(alias, partition)
         ):
             return Dropped(kept={name: why})
     return _drop_detached(alias, name)
 
 
 def _retire(alias: str, partition: Partition) -> str:
-    """Empty the partition and close it for good. Return why it has to stay; empty if it need not.
+    """Empty the partition and close it for good. Return why it has to stay; empty if it
+    need not.
 
-    The lock waits for transactions that have locked, changed or made a row in the partition, so no row can come to life
-    between the check and the end. Later transactions find the partition empty and closed.
+    The lock waits for transactions that have locked, changed or made a row in the
+    partition, so no row can come to life between the check and the end. Later
+    transactions find the partition empty and closed.
     """
     name = partition.name
 
@@ -241,7 +259,8 @@ def _retire(alias: str, partition: Partition) -> str:
 
 
 def _detach(alias: str, partition: Partition) -> str:
-    """Wait for the transactions that use the table, and detach the partition. No other session waits for this one.
+    """Wait for the transactions that use the table, and detach the partition. No other
+    session waits for this one.
 
     Return why it has to stay; empty if it need not.
     """
@@ -270,7 +289,7 @@ def _drop_detached(alias: str, name: str) -> Dropped:
     return Dropped(dropped=(name,))
 
 
-# --- Figures ---------------------------------------------------------------------------------------------------------
+# --- Figures --------------------------------------------------------------------------
 
 GAUGES = (
     Gauge(
@@ -282,8 +301,10 @@ GAUGES = (
 )
 
 
-def _ahead(using: str) -> Mapping[str, Figures]:
-    """Return no figure if the table is plain, or if a partition without an end takes every record."""
+def _ahead(using: str) -> Mapping[str, Mapping[str, float]]:
+    """Return no figure if the table is plain, or if a partition without an end takes
+    every record.
+    """
     if connections[using].vendor != "postgresql":
         return {}
     found = read_layout(using=using)
@@ -293,14 +314,23 @@ def _ahead(using: str) -> Mapping[str, Figures]:
     )
 
 
-FAMILY = GaugeFamily("database", GAUGES, _ahead)
+FAMILY = GaugeFamily("partitions", "database", GAUGES, _ahead)
 
 
 def delay(using: str) -> float:
-    """Return for how many seconds a record may be due before its partition can be dropped: one partition's time."""
-    if (
-        connections[using].vendor != "postgresql"
-        or not read_layout(using=using).partitioned
-    ):
+    """Return for how many seconds a record may be due before its partition can be
+    dropped: one partition's time.
+
+    The first partition is the table that there was before ``enable``. It takes records
+    for two more days at most, and then waits for the last of them, and for ``drop``.
+    """
+    if connections[using].vendor != "postgresql":
         return 0.0
+    found = read_layout(using=using)
+    if not found.partitions:
+        return 0.0
+    first, kept_for = found.partitions[0], conf().policy.kept_for
+    waits = timedelta(seconds=kept_for + 2 * HOUR)
+    if first.lower is None and (first.upper is None or found.now < first.upper + waits):
+        return 2 * DAY + kept_for
     return DAY

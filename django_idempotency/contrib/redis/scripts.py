@@ -1,12 +1,19 @@
 """The scripts that Redis runs: each is atomic, and reads the server's clock.
 
-A script has two keys in one slot, so that a cluster runs it: the record, and a sorted set of the unfinished records,
-those in progress and on hold, whose keys begin alike. Those on hold come first in it, then those claimed first.
+A script has three keys in one slot, so that a cluster runs it:
 
-A record is a hash of texts, with times in microseconds since 1970. An empty text stands for no value.
+- the record;
+- a sorted set of the unfinished records, those in progress and on hold, whose keys
+  begin alike. Those on hold come first in it, then those claimed first;
+- the token to which the record was last given by anybody but its owner, empty if it was
+  put on hold or deleted. It outlives the record by a day, for an owner that was frozen.
 
-A reply shows a record as one text, because redis-py parses each part of a reply by itself: the server's time, how many
-bytes each of ``FIELDS`` has, a line feed, and the fields. Without a record, the reply is only the time.
+A record is a hash of texts, with times in microseconds since 1970. An empty text stands
+for no value.
+
+A reply shows a record as one text, because redis-py parses each part of a reply by
+itself: the server's time, how many bytes each of ``FIELDS`` has, a line feed, and the
+fields. Without a record, the reply is only the time.
 """
 
 from __future__ import annotations
@@ -14,23 +21,28 @@ from __future__ import annotations
 from hashlib import sha1
 
 FIELDS = (
-    *(
-        "scope",
-        "key",
-        "fingerprint",
-        "mode",
-        "hold_on_crash",
-        "created_at",
-        "status",
-        "attempts",
-        "on_hold",
-    ),
-    *("reason", "token", "locked_at", "locked_until", "expires_at"),
-    *("response_status", "response_headers", "response_body", "has_body"),
+    "scope",
+    "key",
+    "fingerprint",
+    "mode",
+    "hold_on_crash",
+    "created_at",
+    "status",
+    "attempts",
+    "on_hold",
+    "reason",
+    "token",
+    "locked_at",
+    "locked_until",
+    "expires_at",
+    "response_status",
+    "response_headers",
+    "response_body",
+    "has_body",
 )
 
 PRELUDE = f"""
-local key, unfinished = KEYS[1], KEYS[2]
+local key, unfinished, given = unpack(KEYS)
 local id = string.sub(key, -32)
 local function text(number) return string.format('%.0f', number) end
 local time = redis.call('TIME')
@@ -47,26 +59,38 @@ local function shown()
 end
 local function is_as_seen(seen)
     if redis.call('EXISTS', key) == 0 then return false end
-    local found = redis.call('HMGET', key, 'status', 'token', 'attempts', 'locked_until', 'expires_at', 'created_at')
+    local found = redis.call('HMGET', key, 'status', 'token', 'attempts',
+        'locked_until', 'expires_at', 'created_at')
     return table.concat(found, ' ') == seen
 end
+local function give(token) redis.call('SET', given, token, 'EX', 86400) end
 local function keep(milliseconds)
-    if milliseconds == '0' then redis.call('PERSIST', key) else redis.call('PEXPIRE', key, milliseconds) end
+    if milliseconds == '0' then redis.call('PERSIST', key) else redis.call('PEXPIRE',
+        key, milliseconds) end
 end
-local function claim(token, attempts, method, path, fingerprint, mode, hold_on_crash, lease, retention, kept)
-    redis.call('HSET', key, 'method', method, 'path', path, 'fingerprint', fingerprint, 'mode', mode,
-        'hold_on_crash', hold_on_crash, 'status', 'processing', 'attempts', attempts, 'on_hold', '0', 'reason', '',
-        'token', token, 'locked_at', text(now), 'locked_until', text(now + lease), 'updated_at', text(now),
+local function claim(token, attempts, method, path, fingerprint, mode, hold_on_crash,
+    lease, retention, kept)
+    redis.call('HSET', key, 'method', method, 'path', path, 'fingerprint', fingerprint,
+        'mode', mode,
+        'hold_on_crash', hold_on_crash, 'status', 'processing', 'attempts', attempts,
+            'on_hold', '0', 'reason', '',
+        'token', token, 'locked_at', text(now), 'locked_until', text(now + lease),
+            'updated_at', text(now),
         'expires_at', text(now + retention), 'ended_by', '',
-        'response_status', '', 'response_headers', '', 'response_body', '', 'has_body', '0')
-    if attempts == '1' then redis.call('HSET', key, 'created_at', text(now), 'replays', '0') end
+        'response_status', '', 'response_headers', '', 'response_body', '', 'has_body',
+            '0')
+    if attempts == '1' then redis.call('HSET', key, 'created_at', text(now), 'replays',
+        '0') end
     redis.call('ZADD', unfinished, now + lease, id)
     keep(kept)
 end
 local function end_claim(status, reason, on_hold, retention)
-    if on_hold == '1' then redis.call('ZADD', unfinished, 0, id) else redis.call('ZREM', unfinished, id) end
-    redis.call('HSET', key, 'status', status, 'reason', reason, 'on_hold', on_hold, 'token', '', 'locked_at', '',
-        'locked_until', '', 'updated_at', text(now), 'expires_at', text(now + retention))
+    if on_hold == '1' then redis.call('ZADD', unfinished, 0, id)
+        else redis.call('ZREM', unfinished, id) end
+    redis.call('HSET', key, 'status', status, 'reason', reason, 'on_hold', on_hold,
+        'token', '', 'locked_at', '',
+        'locked_until', '', 'updated_at', text(now), 'expires_at',
+            text(now + retention))
 end
 local function delete()
     redis.call('ZREM', unfinished, id)
@@ -91,13 +115,15 @@ if redis.call('EXISTS', key) == 0 then redis.call('ZREM', unfinished, id) end
 return shown() or text(now)
 """)
 
-# A caller whose reply was lost repeats its call with the same token, perhaps on another connection, and WAIT only waits
-# for what its own connection has written. So a script that is waited for writes even if it finds its work done already.
+# A caller whose reply was lost repeats its call with the same token, perhaps on another
+# connection, and WAIT only waits for what its own connection has written. So a script
+# that is waited for writes even if it finds its work done already.
 
 CLAIM = Script("""
 local there = shown()
 if there then
-    if redis.call('HGET', key, 'token') == ARGV[3] then redis.call('HSET', key, 'updated_at', text(now)) end
+    if redis.call('HGET', key, 'token') == ARGV[3] then redis.call('HSET', key,
+        'updated_at', text(now)) end
     return there
 end
 redis.call('HSET', key, 'scope', ARGV[1], 'key', ARGV[2])
@@ -111,6 +137,7 @@ if redis.call('HGET', key, 'token') == ARGV[2] then
     return 1
 end
 if not is_as_seen(ARGV[1]) then return 0 end
+give(ARGV[2])
 claim(unpack(ARGV, 2))
 return 1
 """)
@@ -118,17 +145,21 @@ return 1
 HOLD = Script("""
 local seen, reason, retention = unpack(ARGV)
 if not is_as_seen(seen) then return 0 end
+give('')
 end_claim('failed', reason, '1', retention)
 redis.call('PERSIST', key)
 return 1
 """)
 
 END = Script("""
-local token, status, reason, on_hold, retention, kept, response_status, headers, body, has_body = unpack(ARGV)
+local token, status, reason, on_hold, retention, kept, response_status, headers, body,
+    has_body = unpack(ARGV)
 if redis.call('HGET', key, 'token') ~= token then
-    local written = redis.call('HMGET', key, 'ended_by', 'status', 'reason', 'on_hold', 'response_status',
+    local written = redis.call('HMGET', key, 'ended_by', 'status', 'reason', 'on_hold',
+        'response_status',
         'response_headers', 'response_body', 'has_body')
-    local mine = {token, status, reason, on_hold, response_status, headers, body, has_body}
+    local mine = {token, status, reason, on_hold, response_status, headers, body,
+        has_body}
     for place = 1, #mine do
         if written[place] ~= mine[place] then return 0 end
     end
@@ -136,7 +167,8 @@ if redis.call('HGET', key, 'token') ~= token then
     return 1
 end
 end_claim(status, reason, on_hold, retention)
-redis.call('HSET', key, 'ended_by', token, 'response_status', response_status, 'response_headers', headers,
+redis.call('HSET', key, 'ended_by', token, 'response_status', response_status,
+    'response_headers', headers,
     'response_body', body, 'has_body', has_body)
 keep(kept)
 return 1
@@ -149,8 +181,11 @@ return delete()
 
 DELETE = Script("""
 if not is_as_seen(ARGV[1]) then return 0 end
+if redis.call('HGET', key, 'token') ~= '' then give('') end
 return delete()
 """)
+
+GIVEN = Script("return redis.call('GET', given)")
 
 RENEW = Script("""
 local token, lease, kept = unpack(ARGV)

@@ -1,6 +1,8 @@
-"""Records in Redis, Redis Cluster or Valkey, for lease mode: one hash per record, changed by scripts on the server.
+"""Records in Redis, Redis Cluster or Valkey, for lease mode: one hash per record,
+changed by scripts on the server.
 
-What it promises depends on how Redis is run; ``docs/stores.md`` says what can be lost, and when.
+What it promises depends on how Redis is run; ``docs/stores.md`` says what can be lost,
+and when.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from uuid import UUID
 
 from django.utils.translation import gettext_noop
 
+from django_idempotency import StoreUnavailable
 from django_idempotency.contrib.redis import scripts
 from django_idempotency.contrib.redis.client import (
     ID_LENGTH,
@@ -24,18 +27,19 @@ from django_idempotency.contrib.redis.client import (
     TooFew,
     connection,
 )
-from django_idempotency.models import Status, check_move
-from django_idempotency.stores.base import Seen, Store, Unlocked
-from django_idempotency.values.exceptions import (
-    StoreConflict,
-    StoreRefused,
-    StoreUnavailable,
-)
-from django_idempotency.values.outcomes import (
+from django_idempotency.extending import FOR_GOOD
+from django_idempotency.extending.stores import (
     Claimed,
     Operation,
+    Seen,
     Snapshot,
+    Status,
+    Store,
+    StoreConflict,
     StoredResponse,
+    StoreRefused,
+    Unlocked,
+    check_move,
 )
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,9 +53,11 @@ TAKEOVER_NOT_ACKNOWLEDGED = gettext_noop("too few acknowledgements of a takeover
 
 
 class RedisStore(Store):
-    """Each method that writes runs one script, which is fenced by the token and uses the server's clock.
+    """Each method that writes runs one script, which is fenced by the token and uses
+    the server's clock.
 
-    Lease mode only: no transaction can hold both a view's effects and its record in Redis.
+    Lease mode only: no transaction can hold both a view's effects and its record in
+    Redis.
     """
 
     options: RedisOptions
@@ -80,7 +86,8 @@ class RedisStore(Store):
             *self._content(operation),
         )
         try:
-            reply = self._durably(scripts.CLAIM, operation.id, *values)
+            with self.connection.pausing(self._key(operation.id)):
+                reply = self._durably(scripts.CLAIM, operation.id, *values)
         except TooFew as error:
             self.connection.run(scripts.RELEASE, self._key(operation.id), token.hex)
             raise StoreRefused(str(error)) from error
@@ -94,9 +101,8 @@ class RedisStore(Store):
     def _content(self, operation: Operation) -> tuple[Any, ...]:
         """Return what a claim writes of the operation and the policy."""
         mode, hold = self.policy.mode, self.policy.holds_on_crash
-        kept = (
-            FOREVER if hold else self._kept_in_progress()
-        )  # an operator may have to decide on it
+        # an operator may have to decide on it
+        kept = FOREVER if hold else self._kept_in_progress()
         what = (operation.method, operation.path, operation.fingerprint)
         return (
             *what,
@@ -124,7 +130,7 @@ class RedisStore(Store):
                 )
         except TooFew as error:
             with suppress(TooFew):
-                self._end(claim, Status.FAILED, reason=TAKEOVER_NOT_ACKNOWLEDGED)
+                self._close(claim, Status.FAILED, reason=TAKEOVER_NOT_ACKNOWLEDGED)
             raise StoreRefused(str(error)) from error
         return claim
 
@@ -137,7 +143,9 @@ class RedisStore(Store):
             )
 
     def read(self, id: UUID) -> Snapshot | None:
-        return _shown(id, self.connection.run(scripts.READ, self._key(id)))
+        key = self._key(id)
+        with self.connection.pausing(key):
+            return _shown(id, self.connection.run(scripts.READ, key))
 
     # --- running
 
@@ -145,12 +153,12 @@ class RedisStore(Store):
         self, claim: Claimed, response: StoredResponse, *, failure: bool = False
     ) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
-        return self._end(claim, status, response=response)
+        return self._close(claim, status, response=response)
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
-        return self._end(claim, Status.FAILED, reason=reason, on_hold=on_hold)
+        return self._close(claim, Status.FAILED, reason=reason, on_hold=on_hold)
 
-    def _end(
+    def _close(
         self,
         claim: Claimed,
         status: Status,
@@ -174,6 +182,10 @@ class RedisStore(Store):
         return bool(
             self.connection.run(scripts.RELEASE, self._key(claim.id), claim.token.hex)
         )
+
+    def may_have_lost(self, claim: Claimed) -> bool:
+        given = self.connection.run(scripts.GIVEN, self._key(claim.id))
+        return given in (None, claim.token.hex.encode())
 
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
         claims = list(claims)
@@ -210,7 +222,9 @@ class RedisStore(Store):
     # --- maintenance
 
     def records(self) -> Iterator[Snapshot]:
-        """Yield all records, by SCAN on every master. This is slow, and for operators only."""
+        """Yield all records, by SCAN on every master. This is slow, and for operators
+        only.
+        """
         for keys in self.connection.each_master(
             lambda master: list(master.scan_iter(match=self._pattern(), count=1000))
         ):
@@ -219,7 +233,9 @@ class RedisStore(Store):
                     yield record
 
     def unfinished(self) -> Iterator[Snapshot]:
-        """Yield at most ``MOST_UNFINISHED`` records of each of the ``GROUPS``, those on hold first."""
+        """Yield at most ``MOST_UNFINISHED`` records of each of the ``GROUPS``, those on
+        hold first.
+        """
         groups = [
             (self._key(UUID(bytes=bytes([group, *bytes(15)]))), MOST_UNFINISHED)
             for group in range(GROUPS)
@@ -251,8 +267,9 @@ class RedisStore(Store):
         masters = self.connection.each_master(methodcaller("info", "memory"))
         policies = {info.get("maxmemory_policy", "noeviction") for info in masters}
         return [
-            f"The Redis of the store {self.name!r} evicts keys when memory is full (maxmemory-policy {policy}). A "
-            "key whose record is evicted counts as new: set maxmemory-policy to noeviction."
+            f"The Redis of the store {self.name!r} evicts keys when memory is full"
+            f" (maxmemory-policy {policy}). A key whose record is evicted counts as"
+            " new: set maxmemory-policy to noeviction."
             for policy in policies - {"noeviction"}
         ]
 
@@ -270,7 +287,7 @@ def _micro(seconds: float) -> int:
 
 
 def _milli(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+    return FOREVER if seconds >= FOR_GOOD else max(1, round(seconds * 1000))
 
 
 def _moment(text: bytes) -> datetime:
@@ -300,7 +317,9 @@ def _response(response: StoredResponse | None) -> tuple[Any, ...]:
 
 
 def _shown(id: UUID, reply: bytes) -> Snapshot | None:
-    """Return the record ``id`` as a script shows it; ``None`` if the script returned only the time."""
+    """Return the record ``id`` as a script shows it; ``None`` if the script returned
+    only the time.
+    """
     end = reply.find(b"\n")
     if end < 0:
         return None

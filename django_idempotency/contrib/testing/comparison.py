@@ -1,4 +1,6 @@
-"""What differs between two responses, of whichever client, and between what there is before and after a request."""
+"""What differs between two responses, of whichever client, and between what there is
+before and after a request.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,25 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.apps import apps
 from django.core import mail
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet
+from django.urls import Resolver404, get_resolver
 
-from django_idempotency.http.responses import REPLAYED, is_browsable_page
-from django_idempotency.values.problems import NOT_STORED, PROBLEM_JSON
-from django_idempotency.values.response_headers import is_about_caching, may_be_stored
+from django_idempotency import Policy
+from django_idempotency.extending import conf, resolve
+from django_idempotency.extending.requests import (
+    PROBLEM_JSON,
+    REPLAYED,
+    is_about_caching,
+    is_browsable_page,
+    may_be_stored,
+    policy_by_path,
+)
 
 # These headers belong to one response of the server, not to the operation.
 OF_ONE_RESPONSE = frozenset({REPLAYED.lower(), "server-timing", "x-request-id"})
@@ -32,7 +43,9 @@ MOST_ROWS = 10_000
 
 
 def differences(first: Any, second: Any) -> Iterator[str]:
-    """Describe how status and body differ. The body is compared only if it is stored."""
+    """Describe how status and body differ. The body is compared only if it is
+    stored.
+    """
     if first.status_code != second.status_code:
         yield f"status {first.status_code}, then {second.status_code}"
     if _is_stored(first, second) and first.content != second.content:
@@ -42,7 +55,9 @@ def differences(first: Any, second: Any) -> Iterator[str]:
 def differences_of_headers(
     first: Any, second: Any, ignore: Collection[str] = ()
 ) -> Iterator[str]:
-    """Describe how headers differ that are the same in a replay. ``ignore``: names of headers to leave out."""
+    """Describe how headers differ that are the same in a replay. ``ignore``: names of
+    headers to leave out.
+    """
     if not _is_stored(first, second):  # the headers describe the body
         return
     sent = {name.lower() for response in (first, second) for name in response.headers}
@@ -53,9 +68,11 @@ def differences_of_headers(
 
 
 def _is_stored(first: Any, second: Any) -> bool:
-    """Whether the body is stored as it is: it is not a stream, not too large, and not a page of the browsable API."""
+    """Whether the body is stored as it is: it is not a stream, not too large, and not a
+    page of the browsable API.
+    """
     unstored = _streams(first) or _streams(second) or is_browsable_page(first)
-    return not unstored and code(second) != NOT_STORED.code
+    return not unstored and code(second) != "response_not_stored"
 
 
 def _streams(response: Any) -> bool:
@@ -86,12 +103,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-# --- Effects: by default rows of the project's models and mail, or else what a test observes itself ------------------
+# --- Effects: by default rows of the project's models and mail, or else what a test
+# observes itself ---
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The number of rows of a table, and a digest of their contents that does not depend on their order."""
+    """The number of rows of a table, and a digest of their contents that does not
+    depend on their order.
+    """
 
     count: int
     digest: int = 0
@@ -100,9 +120,10 @@ class Rows:
 def observe(effects: Effects = None, *, ignore: Collection[str] = ()) -> Observed:
     """Return what there is now, by name.
 
-    ``effects``: a QuerySet, or a callable that returns anything that can be compared. With ``None``, the rows of all
-    models that the test may read are taken, except those of this app and of sessions, and the number of mails sent.
-    ``ignore``: labels of further models to leave out, such as ``"audit.Request"``.
+    ``effects``: a QuerySet, or a callable that returns anything that can be compared.
+    With ``None``, the rows of all models that the test may read are taken, except those
+    of this app and of sessions, and the number of mails sent. ``ignore``: labels of
+    further models to leave out, such as ``"audit.Request"``.
     """
     if effects is None:
         sent = {"mail.outbox": len(mail.outbox)} if hasattr(mail, "outbox") else {}
@@ -114,7 +135,9 @@ def observe(effects: Effects = None, *, ignore: Collection[str] = ()) -> Observe
 
 
 def changes(before: Observed, after: Observed) -> list[str]:
-    """Describe what has changed, with a line for each name; an empty list if nothing has."""
+    """Describe what has changed, with a line for each name; an empty list if nothing
+    has.
+    """
     names = [
         name for name in {**before, **after} if before.get(name) != after.get(name)
     ]
@@ -125,7 +148,8 @@ def changes(before: Observed, after: Observed) -> list[str]:
 
 
 def growth(before: Observed, after: Observed) -> dict[str, Any]:
-    """Return by how much each name has grown. Names whose size is unchanged are left out.
+    """Return by how much each name has grown. Names whose size is unchanged are left
+    out.
 
     Raises ``TypeError`` for a value that has no size.
     """
@@ -191,7 +215,8 @@ def _size(value: Any) -> Any:
     size = len(value) if hasattr(value, "__len__") else value
     if not hasattr(size, "__sub__"):
         raise TypeError(
-            f"effects returned {value!r}; here it has to return a number or a collection."
+            f"effects returned {value!r}; here it has to return a number or a"
+            " collection."
         )
     return size
 
@@ -203,3 +228,14 @@ def _change(before: Any, after: Any) -> str:
         return "rows were changed"
     more = after.count - before.count
     return f"{abs(more)} {'more' if more > 0 else 'fewer'} row{'s' * (abs(more) != 1)}"
+
+
+def policy_at(path: str, method: str) -> Policy:
+    """Return the policy in force at ``path``; the project's if no view is protected
+    there.
+    """
+    try:
+        view = get_resolver().resolve(urlsplit(path).path).func
+    except Resolver404:
+        return conf().policy
+    return resolve(policy_by_path(view, method.upper(), path) or Policy())

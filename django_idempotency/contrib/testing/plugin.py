@@ -1,4 +1,6 @@
-"""The pytest plugin for ``--idempotency-twice``. It imports Django only if the option is given."""
+"""The pytest plugin for ``--idempotency-twice``. It imports Django only if the option
+is given.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         nargs="?",
         const="keyed",
         choices=("keyed", "all"),
-        help="Send each request with an idempotency key twice through Django's test clients, and fail tests in which "
-        "the second one gets a different response or changes something. With '=all', give every unsafe request a key.",
+        help=(
+            "Send each request with an idempotency key twice through Django's test"
+            " clients, and fail tests in which the second one gets a different response"
+            " or changes something. With '=all', give every unsafe request a key."
+        ),
     )
     parser.addini(
         IGNORE,
@@ -82,7 +87,9 @@ class _Twice:
                 ]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count what a test has sent. With pytest-xdist, its workers' reports come to the process that sums up."""
+        """Count what a test has sent. With pytest-xdist, its workers' reports come to
+        the process that sums up.
+        """
         if report.when == "teardown":
             sent: list[Any] = [
                 value for name, value in report.user_properties if name == OPTION
@@ -90,13 +97,25 @@ class _Twice:
             self.sent.update(named for named, _differs in sent)
             self.differed.update(named for named, differs in sent if differs)
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail a run that sent nothing twice, because it showed nothing. A worker of
+        pytest-xdist leaves that to the process that sums up.
+        """
+        shows = not (
+            hasattr(session.config, "workerinput") or session.config.option.collectonly
+        )
+        if shows and not self.sent and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> None:
         write = terminalreporter.write_line
         terminalreporter.section("requests sent twice")
         write(
-            f"{self.sent.total()} requests were sent twice; {self.differed.total()} differed the second time"
+            f"{self.sent.total()} requests were sent twice; {self.differed.total()}"
+            " differed the second time",
+            red=not self.sent,
         )
         for name, count in sorted(self.differed.items()):
             write(f"{name}: {count} of {self.sent[name]}", red=True)

@@ -1,4 +1,6 @@
-"""What the tests of a store's contract do with a store: claims, takeovers, threads, and time that passes."""
+"""What the tests of a store's contract do with a store: claims, takeovers, threads, and
+time that passes.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,19 @@ from uuid import UUID, uuid4
 
 from django.db import connections
 
-from django_idempotency import engine
-from django_idempotency.stores import store_for
-from django_idempotency.stores.base import Seen, Store
-from django_idempotency.values.outcomes import (
+from django_idempotency import Policy
+from django_idempotency.extending.stores import (
     Claimed,
     Mismatch,
     Operation,
-    Outcome,
+    Seen,
     Snapshot,
+    Store,
     Verdict,
+    claim,
+    execution,
+    store_for,
 )
-from django_idempotency.values.policy import Policy
 
 T = TypeVar("T")
 
@@ -35,7 +38,9 @@ RIVALS = 8
 
 
 class StoreCase:
-    """``alias``: the store's alias in ``STORES``. ``close``: called at the end of each thread that used the store."""
+    """``alias``: the store's alias in ``STORES``. ``close``: called at the end of each
+    thread that used the store.
+    """
 
     alias = "default"
 
@@ -113,7 +118,9 @@ class StoreCase:
             (store or self.store()).hold(record, "outcome unknown")
 
     def at_once(self, work: Callable[[int], T], rivals: int = RIVALS) -> list[T]:
-        """Run ``work(0)``, ``work(1)`` … in a thread each, all started together, and return their results."""
+        """Run ``work(0)``, ``work(1)`` … in a thread each, all started together, and
+        return their results.
+        """
         barrier = threading.Barrier(rivals)
 
         def run(number: int) -> T:
@@ -127,7 +134,9 @@ class StoreCase:
             return list(pool.map(run, range(rivals)))
 
     def lapse(self, claim: Claimed) -> None:
-        """Wait until the lease has run out by the store's clock, and expire it as the engine does after watching it."""
+        """Wait until the lease has run out by the store's clock, and expire it as the
+        engine does after watching it.
+        """
         self.after(self.lease_end(claim))
         self.store().expire({claim.token: claim.id})
         assert self.seen(claim).lease_expired, "a lapsed lease did not expire"
@@ -140,20 +149,22 @@ class StoreCase:
             )
             time.sleep(0.05)
 
-    def asked(self, operation: Operation, **options: Any) -> Outcome:
-        return engine.claim(operation, self.policy(**options))
+    def asked(self, operation: Operation, **options: Any) -> Any:
+        return claim(operation, self.policy(**options))
 
     def performed(
         self, operation: Operation, verdict: Verdict, **options: Any
     ) -> Claimed:
         claim = self.asked(operation, **options)
         assert isinstance(claim, Claimed), f"could not be run: {claim}"
-        with engine.execution(claim, self.policy(**options)) as execution:
-            execution.verdict = verdict
+        with execution(claim, self.policy(**options)) as running:
+            running.verdict = verdict
         return claim
 
     def refuses_another(self, operation: Operation) -> None:
-        """Another request with the same key is a mismatch, before anything else is decided."""
+        """Another request with the same key is a mismatch, before anything else is
+        decided.
+        """
         assert self.asked(self.operation(operation.key, body=b"other")) == Mismatch()
 
 

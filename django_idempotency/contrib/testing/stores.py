@@ -1,10 +1,12 @@
-"""The contract of a store, as tests that every store runs, including those of third parties.
+"""The contract of a store, as tests that every store runs, including those of third
+parties.
 
     class TestMyStore(StoreContract):
         alias = "mine"  # in STORES, in the settings of the test run
 
-pytest collects the class; with unittest, inherit from ``TransactionTestCase`` too. A store in a database needs real
-commits (``transactional_db``). The tests use keys of their own and clean nothing up.
+pytest collects the class; with unittest, inherit from ``TransactionTestCase`` too. A
+store in a database needs real commits (``transactional_db``). The tests use keys of
+their own and clean nothing up.
 """
 
 from __future__ import annotations
@@ -16,28 +18,33 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID, uuid4
 
-from django_idempotency import engine
+from django_idempotency import ClaimLost, Lease
 from django_idempotency.contrib.testing.store_cases import (
     PATIENCE,
     RIVALS,
     StoreCase,
     still,
 )
-from django_idempotency.engine.claims import duplicate
-from django_idempotency.stores import store_for
-from django_idempotency.stores.base import Seen, Store, Unlocked
-from django_idempotency.values.exceptions import ClaimLost, StoreConflict
-from django_idempotency.values.outcomes import (
+from django_idempotency.extending import FOR_GOOD
+from django_idempotency.extending.stores import (
     Claimed,
     InFlight,
     Keep,
     OnHold,
     Operation,
+    Pending,
     Replay,
+    Seen,
     Snapshot,
+    Store,
+    StoreConflict,
     StoredResponse,
+    Unlocked,
+    begin_claim,
+    duplicate,
+    execution,
+    store_for,
 )
-from django_idempotency.values.policy import Lease
 
 RESPONSE = StoredResponse(
     201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff\r\n{}"
@@ -65,8 +72,31 @@ CHANGES: dict[str, Callable[[Store, Snapshot, Operation], object]] = {
 }
 
 
+def _delete_held(case: StoreCase, claim: Claimed) -> None:
+    case.held(claim)
+    case.store().delete(case.seen(claim))
+
+
+def _delete_completed(case: StoreCase, claim: Claimed) -> None:
+    case.store().complete(case.taken_over(claim), RESPONSE)
+    case.store().delete(case.seen(claim))
+
+
+# How the record of an owner that is frozen can be gone by the time it ends.
+DELETIONS: dict[str, Callable[[StoreCase, Claimed], object]] = {
+    "taken over, then released": lambda case, claim: case.store().release(
+        case.taken_over(claim)
+    ),
+    "taken over, completed, then erased": _delete_completed,
+    "put on hold, then deleted": _delete_held,
+    "deleted": lambda case, claim: case.store().delete(case.seen(claim)),
+}
+
+
 class StoreContract(StoreCase):
-    """What every store guarantees: the promises of ``stores.base.Store``, and the engine's outcomes on it."""
+    """What every store guarantees: the promises of ``stores.base.Store``, and the
+    engine's outcomes on it.
+    """
 
     # --- claiming
 
@@ -172,14 +202,12 @@ class StoreContract(StoreCase):
                 assert self.claimed_again(claim.operation).response == response
 
     def test_retention_counts_from_the_response(self) -> None:
-        claim = self.claimed()
-        self.store(retention=100).complete(claim, RESPONSE)
-        record = self.seen(claim)
-        assert (
-            timedelta()
-            <= record.now + timedelta(seconds=100) - record.expires_at
-            < SLACK
-        )
+        for retention in (100, FOR_GOOD):
+            claim = self.claimed()
+            self.store(retention=retention).complete(claim, RESPONSE)
+            record = self.seen(claim)
+            left = record.expires_at - record.now
+            assert timedelta() <= timedelta(seconds=retention) - left < SLACK
 
     def test_a_response_is_final(self) -> None:
         claim = self.claimed()
@@ -336,7 +364,8 @@ class StoreContract(StoreCase):
                 if owner
             ]
             assert owners, "no retry took over"
-            # One may follow another. Then each gets a different attempt, and the record has the last one's token.
+            # One may follow another. Then each gets a different attempt, and the record
+            # has the last one's token.
             owners.sort(key=lambda owner: owner.attempt)
             attempts = [owner.attempt for owner in owners]
             assert attempts == [*range(2, 2 + len(owners))], (
@@ -358,7 +387,9 @@ class StoreContract(StoreCase):
         write: Callable[[Store, Claimed], object],
         change: Callable[[Store, Snapshot, Operation], object],
     ) -> tuple[bool, bool]:
-        """Return whether an owner's ``write`` and the ``change`` of a rival, who looked before it, were accepted."""
+        """Return whether an owner's ``write`` and the ``change`` of a rival, who looked
+        before it, were accepted.
+        """
         owner, changed = self.claimed(), False
 
         def written() -> bool:
@@ -372,17 +403,17 @@ class StoreContract(StoreCase):
         with ThreadPoolExecutor(1) as pool:
             with suppress(StoreConflict), self.shown(owner) as record:
                 writing = pool.submit(written)
-                with suppress(
-                    TimeoutError
-                ):  # if it takes the lock that is held here, it comes after the change
+                # if it takes the lock that is held here, it comes after the change
+                with suppress(TimeoutError):
                     writing.result(MEANWHILE)
                 change(self.store(), record, owner.operation)
                 changed = True
             return writing.result(PATIENCE), changed
 
     def test_what_is_on_hold_stays_for_an_operator(self) -> None:
-        claim = self.claimed()
-        self.held(claim, self.store(retention=SHORTEST))
+        brief = self.store(retention=SHORTEST)
+        claim = self.claimed(brief)
+        self.held(claim, brief)
         held = self.seen(
             claim, status="failed", on_hold=True, reason="outcome unknown", token=None
         )
@@ -455,8 +486,8 @@ class StoreContract(StoreCase):
 
     def test_a_duplicate_that_waits_gets_the_response_of_the_first(self) -> None:
         owner = self.claimed()
-        waiting = engine.begin_claim(owner.operation, self.policy(wait=PATIENCE))
-        assert isinstance(waiting, engine.Pending)
+        waiting = begin_claim(owner.operation, self.policy(wait=PATIENCE))
+        assert isinstance(waiting, Pending)
         with closing(waiting):
             assert self.store().complete(owner, RESPONSE)
             assert waiting.ask() == Replay(RESPONSE)
@@ -495,11 +526,24 @@ class StoreContract(StoreCase):
         claim = self.asked(self.operation())
         assert isinstance(claim, Claimed)
         with suppress(ClaimLost):
-            with engine.execution(claim, self.policy()) as execution:
+            with execution(claim, self.policy()) as running:
                 owner = self.taken_over(claim)
-                execution.verdict = Keep(OTHER)
+                running.verdict = Keep(OTHER)
             raise AssertionError(
                 "the completion of an owner that lost its claim was accepted"
             )
         assert self.store().complete(owner, RESPONSE)
         assert self.asked(claim.operation) == Replay(RESPONSE)
+
+    def test_the_response_of_a_lost_claim_is_not_stored_once_the_record_is_gone(
+        self,
+    ) -> None:
+        for name, delete in DELETIONS.items():
+            claim = self.asked(self.operation())
+            assert isinstance(claim, Claimed)
+            with suppress(ClaimLost):
+                with execution(claim, self.policy()) as running:
+                    delete(self, claim)
+                    running.verdict = Keep(OTHER)
+                raise AssertionError(f"a lost claim was completed after: {name}")
+            assert self.store().read(claim.id) is None, f"stored anew after: {name}"

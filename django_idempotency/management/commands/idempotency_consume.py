@@ -9,17 +9,24 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.conf import conf
 from django_idempotency.management.base import OneLineErrors
-from django_idempotency.messages.runner import health_endpoint, runner_at
+from django_idempotency.messages.health import health_endpoint
+from django_idempotency.messages.runner import runner_at
 
 
 class Command(OneLineErrors):
-    help = "Consume messages until stopped (SIGTERM, SIGINT), then finish those in progress."
+    help = (
+        "Consume messages until stopped (SIGTERM, SIGINT), then finish those in"
+        " progress."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "runner",
             nargs="?",
-            help="Dotted path of a runner, or of a function that returns one. Not needed if CONSUMERS names only one.",
+            help=(
+                "Dotted path of a runner, or of a function that returns one. Not needed"
+                " if CONSUMERS names only one."
+            ),
         )
         parser.add_argument(
             "--health",

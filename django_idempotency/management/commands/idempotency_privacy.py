@@ -14,21 +14,26 @@ from django_idempotency.values.printable import printable
 
 ACTIONS = {
     "erase": (
-        "Erase the records of one scope or key, such as those of a user who asks for it. A retry of an erased "
-        "key runs again. Exits with 1 if something is left or has not been examined yet."
+        "Erase the records of one scope or key, such as those of a user who asks for"
+        " it. A retry of an erased key runs again. Exits with 1 if something is left or"
+        " has not been examined yet."
     ),
     "export": (
-        "Print the selected records, such as those of one scope, as one JSON object per line. Headers and bodies of "
-        "responses are left out unless --bodies is given, which prints them decrypted."
+        "Print the selected records, such as those of one scope, as one JSON object per"
+        " line. Headers and bodies of responses are left out unless --bodies is given,"
+        " which prints them decrypted."
     ),
     "reencrypt": (
-        "Encrypt stored responses again with the newest of ENCRYPTION_KEYS. Exits with 1 if something is left or has "
-        "not been examined yet."
+        "Encrypt stored responses again with the newest of ENCRYPTION_KEYS. Exits with"
+        " 1 if something is left or has not been examined yet."
     ),
 }
 # Of the actions that select records; all of the options that are given have to match.
 BODIES = {
-    "erase": "erase only the headers and bodies of responses, and the paths; keys stay, and no retry runs again",
+    "erase": (
+        "erase only the headers and bodies of responses, and the paths; keys stay, and"
+        " no retry runs again"
+    ),
     "export": "also headers and bodies of responses, decrypted; needs --by",
 }
 SELECTED = tuple(field.name for field in fields(Selection))
@@ -36,7 +41,10 @@ VIEW = "django_idempotency.view_response_idempotencyrecord"
 
 
 class Command(MaintenanceCommand):
-    help = "Erases and exports the records of a caller, and encrypts stored responses again."
+    help = (
+        "Erases and exports the records of a caller, and encrypts stored responses"
+        " again."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         for name, action in self.add_actions(parser, ACTIONS):
@@ -55,7 +63,10 @@ class Command(MaintenanceCommand):
                 action.add_argument("--bodies", action="store_true", help=BODIES[name])
                 self.add_operator(action)
             if name == "erase":
-                help = "also records on hold, which wait for a decision; without --bodies, needs --by"
+                help = (
+                    "also records on hold, which wait for a decision; without --bodies,"
+                    " needs --by"
+                )
                 action.add_argument("--on-hold", action="store_true", help=help)
             if name != "export":
                 self.add_bounds(action)

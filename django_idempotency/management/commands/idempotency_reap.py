@@ -9,7 +9,11 @@ from django_idempotency.management.base import MaintenanceCommand, seconds
 
 
 class Command(MaintenanceCommand):
-    help = "Frees the keys whose owner is gone: their lease ran out. Exits with 1 if a record could not be written."
+    works_on_stores = True
+    help = (
+        "Frees the keys whose owner is gone: their lease ran out. Exits with 1 if a"
+        " record could not be written."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -34,8 +34,9 @@ EXCEEDED, UNKNOWN = 2, 3  # exit codes, as monitoring plugins use them
 class Command(MaintenanceCommand):
     works_on_stores = True
     help = (
-        "Shows the state of the records, and what happened in the last hour and day. Counts of records stop at a "
-        "limit. Changes nothing. With --check, compares ages with limits."
+        "Shows the state of the records, and what happened in the last hour and day."
+        " Counts of records stop at a limit. Changes nothing. With --check, compares"
+        " ages with limits."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -43,7 +44,10 @@ class Command(MaintenanceCommand):
         parser.add_argument(
             "--check",
             action="store_true",
-            help="for monitoring: exit with 2 if something has lasted too long, with 3 if that is unknown",
+            help=(
+                "for monitoring: exit with 2 if something has lasted too long, with 3"
+                " if that is unknown"
+            ),
         )
         parser.add_argument(
             "--stuck-for",
@@ -95,9 +99,9 @@ class Command(MaintenanceCommand):
             facts |= found
             lines += formatting.lines(title, formatting.figures(found, most))
         for section_of in sections:
-            section = section_of(self.database)
-            facts |= section.facts
-            lines += section.lines
+            more, shown = section_of(self.database)
+            facts |= more
+            lines += shown
         self.report(facts, "\n".join(lines), options)
 
     def _tell_of_store(self, store: Store, options: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""The contenders: the same project and view, each with what its own README says to add."""
+"""The contenders: the same project and view, each with what its own README says to
+add.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def _plain(view: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """``requirements`` are installed into a virtual environment of their own. Without any, this one is used."""
+    """``requirements`` are installed into a virtual environment of their own. Without
+    any, this one is used.
+    """
 
     title: str
     requirements: Sequence[str] = ()

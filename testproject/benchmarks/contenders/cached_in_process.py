@@ -1,4 +1,6 @@
-"""In atomic mode, with a cache in the process's memory in front of the database: the fastest possible cache."""
+"""In atomic mode, with a cache in the process's memory in front of the database: the
+fastest possible cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""https://pypi.org/project/django-idempotency-key/, "Configuration", with its lock for several processes."""
+"""https://pypi.org/project/django-idempotency-key/, "Configuration", with its lock for
+several processes.
+"""
 
 from __future__ import annotations
 

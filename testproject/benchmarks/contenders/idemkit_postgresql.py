@@ -1,4 +1,6 @@
-"""https://pypi.org/project/idemkit/: its mixin for Django REST Framework, on PostgreSQL."""
+"""https://pypi.org/project/idemkit/: its mixin for Django REST Framework, on
+PostgreSQL.
+"""
 
 from __future__ import annotations
 

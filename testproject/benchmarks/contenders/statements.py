@@ -1,4 +1,6 @@
-"""Our statements alone, sent as this package sends them: no fingerprint, no signal, nothing of the engine."""
+"""Our statements alone, sent as this package sends them: no fingerprint, no signal,
+nothing of the engine.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,12 @@ def alone(claim: Literal["record", "lock"]) -> Contender:
                 if self.run is not None:
                     found, business = self.run
                     response.render()
-                    business.end_with_next_write()
                     stored = StoredResponse(
                         response.status_code, tuple(response.items()), response.content
                     )
-                    store.complete(found, stored)
-                    business.commit()
+                    business.commit_after(
+                        lambda send: store.sending_by(send).complete(found, stored)
+                    ).expect()
                 return response
 
             def post(self, request: Any) -> Any:

@@ -8,7 +8,9 @@ CALLER = 1
 
 
 class TheCaller(BaseAuthentication):
-    """Every caller is the only user, which takes no query: what is measured comes after authentication."""
+    """Every caller is the only user, which takes no query: what is measured comes after
+    authentication.
+    """
 
     def authenticate(self, request: Request) -> tuple[User, None]:
         return User(pk=CALLER, username="caller"), None

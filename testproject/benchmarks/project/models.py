@@ -6,7 +6,9 @@ from django.db import models
 
 
 class Effect(models.Model):
-    """What a request leaves behind, under the key it came with. Two effects of one key are one too many."""
+    """What a request leaves behind, under the key it came with. Two effects of one key
+    are one too many.
+    """
 
     key = models.CharField(max_length=64)
     amount = models.BigIntegerField()

@@ -1,4 +1,6 @@
-"""``python -m testproject.benchmarks.project.prepare`` creates the tables of ``$CONTENDER``, and the caller."""
+"""``python -m testproject.benchmarks.project.prepare`` creates the tables of
+``$CONTENDER``, and the caller.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A project as ``startproject`` creates it, with what the contender in ``$CONTENDER`` adds."""
+"""A project as ``startproject`` creates it, with what the contender in ``$CONTENDER``
+adds.
+"""
 
 from __future__ import annotations
 

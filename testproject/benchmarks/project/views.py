@@ -11,7 +11,9 @@ from testproject.benchmarks.project.models import Effect
 
 
 class EffectView(APIView):
-    """Does as many milliseconds of work as the query asks for, then one INSERT; responds with about 200 bytes."""
+    """Does as many milliseconds of work as the query asks for, then one INSERT;
+    responds with about 200 bytes.
+    """
 
     def post(self, request: Request) -> Response:
         if work := request.GET.get("work"):

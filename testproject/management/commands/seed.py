@@ -8,7 +8,10 @@ from rest_framework.authtoken.models import Token
 
 
 class Command(BaseCommand):
-    help = "Create alice and bob with their tokens, and the superuser admin/admin. Run it as often as you like."
+    help = (
+        "Create alice and bob with their tokens, and the superuser admin/admin. Run it"
+        " as often as you like."
+    )
 
     def handle(self, *args: Any, **options: Any) -> None:
         User = get_user_model()

@@ -37,7 +37,9 @@ class Allauth(Project):
         return User.objects.filter(email=f"{reference}@example.com").count()
 
     def check(self):
-        """A session that has expired gets allauth's own response, which its middleware makes of an exception."""
+        """A session that has expired gets allauth's own response, which its middleware
+        makes of an exception.
+        """
         gone = {"X-Session-Token": "gone"}
         plain, *keyed = (
             self.send("", key, refuse=True, **gone) for key in (None, "gone", "gone")

@@ -1,4 +1,6 @@
-"""Packages that record what is saved, check tokens, or stand around every request, all at once."""
+"""Packages that record what is saved, check tokens, or stand around every request, all
+at once.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Companion(Project):
 
 
 class Recorded(Companion):
-    """``entries``: where the package keeps one of each payment by Carol; the others: in which columns."""
+    """``entries``: where the package keeps one of each payment by Carol; the others: in
+    which columns.
+    """
 
     books = True
 
@@ -190,7 +194,9 @@ class PayByToken(APIView):
 
 
 class Tokens(Companion):
-    """Each request has a new token. A knox token that has expired is refused, and deleted, by knox itself."""
+    """Each request has a new token. A knox token that has expired is refused, and
+    deleted, by knox itself.
+    """
 
     path = "/token/"
     books = True
@@ -231,7 +237,12 @@ def knox_token(*, good):
 
 
 def oauth_token(**_named):
-    return f"Bearer {AccessToken.objects.create(token=str(uuid4()), user=carol(), expires=now() + HOUR).token}"
+    return (
+        "Bearer "
+        + AccessToken.objects.create(
+            token=str(uuid4()), user=carol(), expires=now() + HOUR
+        ).token
+    )
 
 
 def api_key(**_named):

@@ -1,4 +1,6 @@
-"""Healthchecks, whose source is in the directory ``HEALTHCHECKS``, with the middleware after its own."""
+"""Healthchecks, whose source is in the directory ``HEALTHCHECKS``, with the middleware
+after its own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ sys.path.insert(0, os.environ["HEALTHCHECKS"])
 
 from hc.settings import *
 
-from tests.compatibility.settings import ALLOWED_HOSTS, DATABASES, ROOT_URLCONF  # noqa: F401
+from tests.compatibility.settings import (  # noqa: F401
+    ALLOWED_HOSTS,
+    DATABASES,
+    ROOT_URLCONF,
+)
 
 
 def owner_of_api_key(request):

@@ -38,9 +38,10 @@ class Healthchecks(Project):
         ]
         assert [ping.status_code for ping in pings] == [200, 200]
         pinged = Check.objects.get(name="r-pinged")
-        assert (pinged.n_pings, Ping.objects.filter(owner=pinged).count()) == (2, 2), (
-            "no API key, so no scope"
-        )
+        assert (pinged.n_pings, Ping.objects.filter(owner=pinged).count()) == (
+            2,
+            2,
+        ), "no API key, so no scope"
         assert self.send("r-pinged", "pinged").content == created.content, (
             "as it was when it was created"
         )

@@ -86,9 +86,8 @@ class Otp(Guessed):
     path = "/code/"
 
     def send(self, *args, **named):
-        StaticDevice.objects.get().token_set.get_or_create(
-            token="right"
-        )  # one is good for one payment
+        # one is good for one payment
+        StaticDevice.objects.get().token_set.get_or_create(token="right")
         return super().send(*args, **named)
 
     def take_bookings(self):

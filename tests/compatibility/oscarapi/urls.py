@@ -49,9 +49,8 @@ class OscarApi(Project):
         self.basket = cache(self._fill_basket)
 
     def _fill_basket(self, _reference):
-        Basket.objects.filter(status=Basket.OPEN).update(
-            status=Basket.FROZEN
-        )  # or the next request merges them
+        # or the next request merges them
+        Basket.objects.filter(status=Basket.OPEN).update(status=Basket.FROZEN)
         added = ask(
             "POST",
             "/api/basket/add-product/",
@@ -65,7 +64,10 @@ class OscarApi(Project):
         return f"http://testserver/api/products/{Product.objects.get().pk}/"
 
     def headers(self):
-        cookies = f"{settings.SESSION_COOKIE_NAME}={self.session}; {settings.CSRF_COOKIE_NAME}={CSRF_TOKEN}"
+        cookies = (
+            f"{settings.SESSION_COOKIE_NAME}={self.session};"
+            f" {settings.CSRF_COOKIE_NAME}={CSRF_TOKEN}"
+        )
         return {"Cookie": cookies, "X-CSRFToken": CSRF_TOKEN}
 
     def body(self, reference, *, refuse):

@@ -66,9 +66,10 @@ class Tokens(Project):
         assert self.send(reference, key).content == paid.content, "and a renewed one"
         dave = get_user_model().objects.get_or_create(username="dave")[0]
         other = self.send(f"{reference} dave", key, **bearer(dave))
-        assert (other.status_code, self.effects(f"{reference} dave")) == (201, 1), (
-            "a key is its user's own"
-        )
+        assert (other.status_code, self.effects(f"{reference} dave")) == (
+            201,
+            1,
+        ), "a key is its user's own"
         self._logins_take_no_key()
 
     def _logins_take_no_key(self):

@@ -1,4 +1,6 @@
-"""Views that answer in ``dispatch()``, open a block of their own, or raise what a middleware answers."""
+"""Views that answer in ``dispatch()``, open a block of their own, or raise what a
+middleware answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A history that outlives the accounts of operators, and that nothing but an erasure changes."""
+"""A history that outlives the accounts of operators, and that nothing but an erasure
+changes.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def test_decisions_of_users_and_names_are_kept_without_the_admin(anna):
     assert not LogEntry.objects.exists()
 
 
-def test_two_operators_decide_without_the_admin_and_a_deleted_one_no_longer_counts(
+def test_two_operators_decide_without_the_admin_and_a_deleted_one_does_not_count(
     anna, django_user_model, settings
 ):
     settings.IDEMPOTENCY = {"DECISIONS": ["second_operator"]}

@@ -1,4 +1,6 @@
-"""A cache in front of the database: replays without a statement, and faults that cost speed and nothing else."""
+"""A cache in front of the database: replays without a statement, and faults that cost
+speed and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from django_idempotency.values.outcomes import (
 from django_idempotency.values.policy import Policy
 from tests.http.test_may_replay import ALLOWED, by_header, holds, is_refused
 from tests.support.callers import is_replay, stop_heartbeat
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 from tests.support.views import Runs
 from tests.support.waiting import eventually
 
@@ -39,21 +41,18 @@ POLICY = Policy()
 BACKEND = "django_idempotency.contrib.cached.CachedStore"
 
 
+def faulty(name):
+    sound = getattr(LocMemCache, name)
+
+    def act(cache, *args, **named):
+        return sound(cache, *args, **named) if cache.fault is None else cache.fault()
+
+    return act
+
+
 class FaultyCache(LocMemCache):
     fault = None
-
-    def get(self, key, *args, **named):
-        return super().get(key, *args, **named) if self.fault is None else self.fault()
-
-    def add(self, key, *args, **named):
-        return (
-            super().add(key, *args, **named)
-            if self.fault is None
-            else bool(self.fault())
-        )
-
-    def set(self, key, *args, **named):
-        return super().set(key, *args, **named) if self.fault is None else self.fault()
+    get, add, set = map(faulty, ("get", "add", "set"))
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +128,7 @@ def test_a_deleted_record_is_served_for_max_age_seconds_at_most(settings):
     assert eventually(lambda: isinstance(asked(one)[0], Claimed))
 
 
-def test_a_response_read_from_the_database_replaces_no_cached_one():
+def test_a_response_read_from_the_database_leaves_a_cached_one_alone():
     one = operation()
     done(one)
     store_for(POLICY)._keep(one, Status.COMPLETED, StoredResponse(200, (), b"old"), 100)
@@ -181,7 +180,7 @@ def test_a_response_whose_hooks_took_long_is_not_cached(settings):
 def test_an_entry_does_not_outlive_the_retention_of_its_record():
     one, policy = operation(), Policy(retention=1)
     done(one, policy=policy)
-    eventually(lambda: isinstance(engine.claim(one, policy), Claimed), within=10)
+    eventually(lambda: isinstance(engine.claim(one, policy), Claimed), within=60)
 
 
 def broken():
@@ -203,6 +202,26 @@ def test_a_cache_in_whatever_state_costs_speed_alone(fault):
     done(one)
     assert asked(one)[0] == Replay(RESPONSE)
     assert asked(operation(b"2" * 32, one.key))[0] == Mismatch()
+
+
+HEADERS, BODY = 7, 8  # places in an entry
+
+
+@pytest.mark.parametrize("wrong", [None, -1, "x", (), [("a", 5)]])
+def test_a_damaged_entry_counts_as_a_miss(wrong, caplog):
+    one = operation()
+    done(one)
+    entry = caches["default"].get(cached._key(one.id, DEFAULT_DB_ALIAS))
+    damaged = [entry[:-1]] + [
+        (*entry[:place], wrong, *entry[place + 1 :])
+        for place in range(len(entry))
+        if (place, wrong) not in ((HEADERS, ()), (BODY, None))
+    ]
+    for each in damaged:
+        FaultyCache.fault = staticmethod(lambda: each)  # noqa: B023
+        assert asked(one) == (Replay(RESPONSE), 1), each
+    assert "its entry in the cache 'default' is damaged" in caplog.text
+    assert {entry.record_id for entry in caplog.records} == {str(one.id)}
 
 
 def test_a_cache_that_fails_or_is_slow_is_left_alone_for_a_while():

@@ -1,4 +1,6 @@
-"""Erasure and a cache in front: what is erased is replayed no more, or for a stated number of seconds."""
+"""Erasure and a cache in front: what is erased is replayed no more, or for a stated
+number of seconds.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,13 @@ def one():
     return one
 
 
-def test_an_erased_response_is_replayed_no_more(one, capsys):
+def test_an_erased_response_is_not_replayed(one, capsys):
     call_command("idempotency_privacy", "erase", "--scope", one.scope)
     assert capsys.readouterr().out.startswith("Erased: 1; left alone: none; ")
     assert isinstance(engine.claim(one, POLICY), Claimed)
 
 
-def test_an_erased_body_is_replayed_no_more(one):
+def test_an_erased_body_is_not_replayed(one):
     assert erase(one.scope, bodies=True).complete
     outcome, statements = asked(one)
     assert isinstance(outcome, Replay)

@@ -1,6 +1,8 @@
-"""A table that is distributed by ``id`` over several servers: each hot statement names it, and so goes to one of them.
+"""A table that is distributed by ``id`` over several servers: each hot statement names
+it, and so goes to one of them.
 
-What is held here on plain PostgreSQL is what Citus takes of the statements; test_citus.py runs on Citus itself.
+What is held here on plain PostgreSQL is what Citus takes of the statements;
+test_citus.py runs on Citus itself.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from django_idempotency.values.outcomes import (
     StoredResponse,
 )
 from django_idempotency.values.policy import Atomic, Policy
+from tests.support.callers import settle
 from tests.support.checks import CITUS, ids_found
 from tests.support.shard_locks import refused_across_shards, shard_of
 from tests.support.statements import sent_statements
 
+pytestmark = pytest.mark.postgresql
 TABLE = IdempotencyRecord._meta.db_table
 VALUE = r"(?:\$\d+|'[0-9a-f-]{32,36}'(?:::uuid)?)"
 ONE_RECORD = re.compile(
@@ -68,17 +72,13 @@ def lapse(claim):
     )
 
 
-def settle(claim, policy, verdict):
-    with engine.execution(claim, policy) as run:
-        run.verdict = verdict
-
-
-@pytest.mark.postgresql
 @pytest.mark.psycopg3
 @pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 def test_every_statement_sent_to_postgresql_names_one_record(mode):
-    """The hot path as it is: claim, lock, completion, replay, renewal, takeover, release, failure, hold, batch."""
+    """The hot path as it is: claim, lock, completion, replay, renewal, takeover,
+    release, failure, hold, batch.
+    """
     policy = Policy(mode=mode)
     store = store_for(policy)
     dead, freed, failed, held = (
@@ -128,24 +128,23 @@ def citus_store(settings):
 
 @pytest.fixture
 def shards(transactional_db, citus_store, monkeypatch):
-    """The shards of each statement that has locked records; one that names several is refused, as by Citus."""
+    """The shards of each statement that has locked records; one that names several is
+    refused, as by Citus.
+    """
     with refused_across_shards(monkeypatch) as locked:
         yield locked
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("transactional_db", "citus_store")
 class TestOnOneServer(StoreContract):
     """Citus's store on a table that is not distributed."""
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("shards")
 class TestOnSeveralServers(StoreContract):
     pass
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("shards")
 def test_the_database_is_asked_once_whether_the_table_is_distributed():
     citus._distributed.clear()
@@ -156,7 +155,6 @@ def test_the_database_is_asked_once_whether_the_table_is_distributed():
         assert citus.is_distributed("default")
 
 
-@pytest.mark.postgresql
 def test_plain_tables_lock_any_rows(db, monkeypatch):
     monkeypatch.setattr(citus, "_distributed", {})
     assert not citus.is_distributed("default")
@@ -164,7 +162,6 @@ def test_plain_tables_lock_any_rows(db, monkeypatch):
     assert citus.in_shards(ids, "default") == [ids]
 
 
-@pytest.mark.postgresql
 def test_ids_are_grouped_by_shard_always_in_the_same_order(shards):
     ids = [uuid4() for _ in range(30)]
     expected = [
@@ -174,7 +171,6 @@ def test_ids_are_grouped_by_shard_always_in_the_same_order(shards):
     assert citus.in_shards(ids, "default") == expected
 
 
-@pytest.mark.postgresql
 def test_leases_are_renewed_shard_by_shard(shards):
     policy = Policy(mode="lease")
     claims = [claimed(f"k{number}", policy) for number in range(20)]
@@ -184,7 +180,6 @@ def test_leases_are_renewed_shard_by_shard(shards):
     ]
 
 
-@pytest.mark.postgresql
 def test_a_batch_is_locked_shard_by_shard(shards):
     policy = Policy()
     claims = [claimed(f"k{number}", policy) for number in range(20)]
@@ -200,18 +195,21 @@ def test_a_batch_is_locked_shard_by_shard(shards):
 
 @pytest.fixture
 def elsewhere(shards, monkeypatch):
-    """What the server of a record says of transactions is about others than the caller's."""
+    """What the server of a record says of transactions is about others than the
+    caller's.
+    """
     for name in ("LOCK", "LOCK_MANY"):
         monkeypatch.setattr(
             postgresql, name, getattr(postgresql, name).replace(TRANSACTION, "'7'")
         )
     monkeypatch.setattr(
-        postgresql, "ENDING", postgresql.ENDING.replace(TRANSACTION, "'7'")
+        postgresql,
+        "GUARDED_WRITE",
+        postgresql.GUARDED_WRITE.replace(TRANSACTION, "'7'"),
     )
     monkeypatch.setattr(postgresql, "WAS_COMMITTED", "%s IS NULL")
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_a_run_on_several_servers_goes_by_the_transaction_of_its_own(verdict):
@@ -224,7 +222,6 @@ def test_a_run_on_several_servers_goes_by_the_transaction_of_its_own(verdict):
     assert status == {Keep: "completed", Fail: "failed", Release: None}[type(verdict)]
 
 
-@pytest.mark.postgresql
 def test_replays_of_several_shards_are_counted_one_by_one(shards):
     claims = [claimed(f"k{number}", Policy()) for number in range(5)]
     store_for(Policy()).count_replays(
@@ -237,7 +234,6 @@ def test_replays_of_several_shards_are_counted_one_by_one(shards):
     assert shards == []
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("elsewhere")
 def test_a_run_that_failed_after_its_transaction_was_committed_is_on_hold():
     claim, store = claimed("k", Policy()), store_for(Policy())
@@ -247,11 +243,12 @@ def test_a_run_that_failed_after_its_transaction_was_committed_is_on_hold():
     assert IdempotencyRecord.objects.values_list("on_hold", flat=True).get(pk=claim.id)
 
 
-@pytest.mark.postgresql
 @pytest.mark.psycopg3
 @pytest.mark.usefixtures("elsewhere")
 def test_a_batch_is_completed_by_the_transaction_of_its_own():
-    """With a plain UPDATE: what depends on all of its rows would have to be asked of several servers."""
+    """With a plain UPDATE: what depends on all of its rows would have to be asked of
+    several servers.
+    """
     claims, store = (
         [claimed(f"k{number}", Policy()) for number in range(5)],
         store_for(Policy()),
@@ -294,7 +291,6 @@ def test_e023_finds_the_store_without_its_app(monkeypatch):
     assert ids_found("E023", databases=()) == ["E023"]
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("shards")
 def test_e034_finds_a_partitioned_table(monkeypatch):
     assert ids_found("E034") == []
@@ -302,7 +298,6 @@ def test_e034_finds_a_partitioned_table(monkeypatch):
     assert ids_found("E034") == ["E034"]
 
 
-@pytest.mark.postgresql
 def test_e001_finds_distributed_records_whose_store_is_another(shards, settings):
     assert ids_found("E001", label=CITUS) == []
     settings.IDEMPOTENCY = {}
@@ -311,7 +306,6 @@ def test_e001_finds_distributed_records_whose_store_is_another(shards, settings)
     assert ids_found("E001", label=CITUS) == []
 
 
-@pytest.mark.postgresql
 @pytest.mark.usefixtures("transactional_db", "citus_store")
 def test_leases_are_not_renewed_if_the_store_fails_as_a_process_asks_for_its_shards(
     proxy, monkeypatch

@@ -1,4 +1,6 @@
-"""The code on the page for API consumers, as it stands there, against the real server and through lost responses."""
+"""The code on the page for API consumers, as it stands there, against the real server
+and through lost responses.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PYTHON = [block for language, block in BLOCKS if language == "python"]
 
 @pytest.fixture
 def as_shown(relay, reference):
-    """The code, with the address, the token and the reference of this test; its first two responses get lost."""
+    """The code, with the address, the token and the reference of this test; its first
+    two responses get lost.
+    """
     relay.plan = ["lose", "cut"]
     real = {
         "https://api.example.com": relay.url,

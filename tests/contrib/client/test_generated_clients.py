@@ -1,4 +1,6 @@
-"""A client that Stainless generated, OpenAI's, against the real server: what it retries is what we say."""
+"""A client that Stainless generated, OpenAI's, against the real server: what it retries
+is what we say.
+"""
 
 from __future__ import annotations
 

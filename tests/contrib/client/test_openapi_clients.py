@@ -1,4 +1,5 @@
-"""Clients generated from our OpenAPI documents send the key, retry into one effect, and know our problem responses.
+"""Clients generated from our OpenAPI documents send the key, retry into one effect, and
+know our problem responses.
 
 ``tests/deployment/test_afternoon.py`` shows it of a document of REST framework.
 """
@@ -37,7 +38,9 @@ class Paid(Payment):
 
 @pytest.fixture
 def send(settings, tmp_path):
-    """Sends a payment by a client that was generated from an API of Django Ninja; the first response gets lost."""
+    """Sends a payment by a client that was generated from an API of Django Ninja; the
+    first response gets lost.
+    """
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
 
     @api.post(

@@ -1,4 +1,6 @@
-"""When a client sends a request again: by what it got, and by what is left of its attempts and of its time."""
+"""When a client sends a request again: by what it got, and by what is left of its
+attempts and of its time.
+"""
 
 from __future__ import annotations
 
@@ -82,9 +84,8 @@ def test_x_should_retry_decides_or_else_the_status(statuses, said, expected):
 def test_a_problem_has_x_should_retry_for_other_clients(refusal):
     ours = problem(refusal)
     expected = "true" if ours.retryable else "false"
-    if (
-        ours.retryable and ours.retry_after is None
-    ):  # the caller has to do something, or to send all of it
+    # the caller has to do something, or to send all of it
+    if ours.retryable and ours.retry_after is None:
         expected = None
     assert problem_response(ours).headers.get("X-Should-Retry") == expected
 
@@ -139,8 +140,12 @@ def test_the_client_imports_neither_django_nor_the_rest_of_the_package():
     program = """
 import sys
 sys.modules["django"] = sys.modules["http_sf"] = None
-import django_idempotency.contrib.client.httpx, django_idempotency.contrib.client.requests
-own = {"django_idempotency.contrib", "django_idempotency.values", "django_idempotency.values.lazily"}
+import django_idempotency.contrib.client.httpx
+import django_idempotency.contrib.client.requests
+own = {
+    "django_idempotency." + name
+    for name in ("contrib", "values", "values.lazily")
+}
 ours = {name for name in sys.modules if name.startswith("django_idempotency.")} - own
 assert all(name.startswith("django_idempotency.contrib.client") for name in ours), ours
 """

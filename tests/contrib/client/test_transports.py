@@ -1,4 +1,6 @@
-"""The transports for httpx and the adapter for requests, through a relay that loses what the real server answers."""
+"""The transports for httpx and the adapter for requests, through a relay that loses
+what the real server answers.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, reference
     assert len(set(relay.keys)) == 1
 
 
-def test_a_refusal_that_no_retry_can_change_is_returned(charge, relay, reference):
+def test_a_refusal_that_stands_for_every_retry_is_returned(charge, relay, reference):
     key = {"Idempotency-Key": f'"{reference}"'}
     charge(headers=key)
     refused = charge(
@@ -118,7 +120,7 @@ def test_a_refusal_that_no_retry_can_change_is_returned(charge, relay, reference
     assert refused.headers["X-Should-Retry"] == "false"
 
 
-def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(
+def test_the_caller_gets_the_last_error_or_response_after_the_last_attempt(
     charge, relay
 ):
     relay.plan = [{"status": 503}] * 3 + ["lose"] * 3

@@ -1,8 +1,9 @@
-"""A process of its own that counts what its requests do. It writes the counts every so many seconds, and can be killed.
+"""A process of its own that counts what its requests do. It writes the counts every so
+many seconds, and can be killed.
 
-``python -m tests.contrib.dashboard.counting_process SECONDS WINDOW`` reads lines of a key and a number. For each line
-it sends that many requests with the key, and answers with the number. It only watches them if the window is more than
-0.
+``python -m tests.contrib.dashboard.counting_process SECONDS WINDOW`` reads lines of a
+key and a number. For each line it sends that many requests with the key, and answers
+with the number. It only watches them if the window is more than 0.
 """
 
 from __future__ import annotations

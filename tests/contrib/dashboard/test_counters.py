@@ -1,4 +1,6 @@
-"""The counters count what the signals tell, once, whatever becomes of processes and database, and cost no lease."""
+"""The counters count what the signals tell, once, whatever becomes of processes and
+database, and cost no lease.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ SOON, NEVER = 0.05, 3600
 
 @pytest.fixture(autouse=True)
 def counted(payer):
-    """What this test has counted, from the table and by view and event; nothing of what others have."""
+    """What this test has counted, from the table and by view and event; nothing of what
+    others have.
+    """
     counters._reset()
 
     def flushed():
@@ -97,9 +101,8 @@ def test_each_outcome_of_a_request_is_counted_by_view(counted):
     claim("gone", policy=Policy(mode="lease"))
     entry_point(paying, mode="lease")("gone")
     seen = counted()
-    assert (
-        seen.pop((MAINTENANCE, "key_claimed")) == 1
-    )  # the claim in this test, which is no view's
+    # the claim in this test, which is no view's
+    assert seen.pop((MAINTENANCE, "key_claimed")) == 1
     assert seen == {
         (PAYING, "key_claimed"): 1,
         (PAYING, "key_completed"): 1,
@@ -136,7 +139,7 @@ def test_a_name_that_is_too_long_keeps_its_end(counted):
 
     view.__qualname__ = "x" * 300 + ".pay"
     entry_point(view)()
-    ((called, _event), *_others) = counted()
+    (called, _event), *_others = counted()
     assert called.endswith("xxx.pay")
     assert len(called) == 200
 
@@ -164,7 +167,7 @@ def test_without_the_setting_nothing_is_counted(counted, settings):
     assert counted() == {}
 
 
-def test_an_error_in_counting_fails_no_request(monkeypatch, caplog):
+def test_requests_survive_an_error_in_counting(monkeypatch, caplog):
     monkeypatch.setattr(Counters, "count", lambda self, *counted: 1 / 0)
     assert entry_point(paying)().status_code == 201
     assert "ZeroDivisionError" in caplog.text
@@ -224,9 +227,8 @@ def test_memory_is_bounded_while_nothing_can_be_written(counted):
         for event in EVENTS:
             counters.count(event.counted_as, f"view{number}")
     assert sum(map(len, counters._counts.values())) == (MOST_VIEWS + 1) * len(EVENTS)
-    assert (
-        counted()[OTHER_VIEWS, "key_claimed"] == 2 * MOST_VIEWS
-    )  # the most there can be is one statement
+    # the most there can be is one statement
+    assert counted()[OTHER_VIEWS, "key_claimed"] == 2 * MOST_VIEWS
     assert IdempotencyCounter.objects.count() == (MOST_VIEWS + 1) * len(EVENTS)
 
 
@@ -323,7 +325,7 @@ def test_w002_reports_counters_that_only_tenants_have_a_table_for(
 
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("outside_a_test_run")
-def test_a_locked_table_of_counters_costs_no_lease(monkeypatch):
+def test_leases_survive_a_locked_table_of_counters(monkeypatch):
     monkeypatch.setattr(
         "django_idempotency.contrib.dashboard.counters.FLUSH_EVERY", 0.1
     )

@@ -1,4 +1,6 @@
-"""Tools of MCP servers, called by the official SDK's client: in memory, over HTTP, and in a process that is killed."""
+"""Tools of MCP servers, called by the official SDK's client: in memory, over HTTP, and
+in a process that is killed.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer, Resolve
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import (
+    CallToolRequest,
     CallToolResult,
     ElicitRequest,
     ElicitRequestFormParams,
@@ -32,10 +35,10 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
-from django_idempotency import engine
+from django_idempotency import current, engine
 from django_idempotency.contrib.mcp import idempotent_tool
 from django_idempotency.maintenance import fail
-from django_idempotency.messages import RejectMessage, current_context
+from django_idempotency.messages import RejectMessage
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import OnHold
@@ -66,17 +69,21 @@ def public(function: Any, **policy: Any) -> Any:
 
 
 async def call(
-    client: Client, tool: str = "charge", key: Any = "k", **arguments: Any
+    client: Client,
+    tool: str = "charge",
+    key: Any = "k",
+    meta: dict[str, Any] | None = None,
+    **arguments: Any,
 ) -> CallToolResult:
-    return await client.call_tool(
-        tool,
-        arguments or {"amount": 5},
-        meta={} if key is None else {"idempotencyKey": key},
-    )
+    if meta is None:
+        meta = {} if key is None else {"idempotencyKey": key}
+    return await client.call_tool(tool, arguments or {"amount": 5}, meta=meta)
 
 
 def calls(server: MCPServer, *wanted: Any, **options: Any) -> list[CallToolResult]:
-    """The results of ``wanted`` calls, one after the other, each a function of the client."""
+    """The results of ``wanted`` calls, one after the other, each a function of the
+    client.
+    """
 
     async def main() -> list[CallToolResult]:
         async with Client(server, **options) as client:
@@ -134,12 +141,34 @@ def test_a_call_without_a_key_is_not_protected():
 
 
 @pytest.mark.parametrize(
-    ("key", "wanted"),
-    [(None, "missing"), ("", "malformed"), (7, "malformed"), (["k"], "malformed")],
+    ("meta", "wanted"),
+    [
+        ({}, "missing"),
+        ({"idempotencyKey": ""}, "malformed"),
+        ({"idempotencyKey": 7}, "malformed"),
+        ({"idempotencyKey": ["k"]}, "malformed"),
+        ({"idempotency-key": ""}, "malformed"),
+        ({"idempotencyKey": "k", "idempotency_key": "another"}, "malformed"),
+    ],
 )
-def test_a_tool_call_without_a_usable_key_is_refused(key, wanted):
-    (refused, _again) = twice(serving(public(charge, required=True)), key=key)
+def test_a_tool_call_without_a_usable_key_is_refused(meta, wanted):
+    server = serving(public(charge, required=wanted == "missing"))
+    refused, _again = twice(server, meta=meta)
     assert (code(refused), effects()) == (f"idempotency_key_{wanted}", 0)
+
+
+def test_a_key_that_is_null_is_malformed(monkeypatch):
+    """The SDK's client does not send it, others do."""
+    dump = CallToolRequest.model_dump
+
+    def with_null(request, **options):
+        data = dump(request, **options)
+        data["params"].setdefault("_meta", {})["idempotencyKey"] = None
+        return data
+
+    monkeypatch.setattr(CallToolRequest, "model_dump", with_null)
+    refused, _again = twice(serving(public(charge)), meta={})
+    assert (code(refused), effects()) == ("idempotency_key_malformed", 0)
 
 
 def test_a_key_is_for_one_tool_and_for_one_set_of_arguments():
@@ -349,7 +378,7 @@ def with_fee(
 
 
 async def acharge(amount: int) -> str:
-    assert current_context() is not None
+    assert current()
     return await sync_to_async(charge)(amount)
 
 
@@ -368,7 +397,7 @@ async def acharge(amount: int) -> str:
         acharge,
     ],
 )
-def test_a_retry_gets_the_first_result_and_has_no_effect(tool):
+def test_a_retry_gets_the_first_result_without_another_effect(tool):
     first, again = twice(
         serving(public(tool, mode="lease" if tool is acharge else "atomic")),
         tool.__name__,
@@ -505,7 +534,9 @@ django.setup()
 from django.db.models.signals import post_save
 from testproject.models import LedgerEntry
 from testproject.agents import server
-post_save.connect(lambda **_named: os.kill(os.getpid(), signal.SIGKILL), sender=LedgerEntry, weak=False)
+def die(**_named):
+    os.kill(os.getpid(), signal.SIGKILL)
+post_save.connect(die, sender=LedgerEntry)
 server.run()
 """
 CHARGE = {"amount": 5, "currency": "EUR", "reference": "r-1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from types import MappingProxyType
 from uuid import uuid4
 
 import pytest
@@ -18,14 +19,22 @@ from tests.messages.handlers import pay
 from tests.support.brokers import on_jetstream
 from tests.support.callers import all_effects as effects
 from tests.support.private_servers import PrivateNATS
-from tests.support.runner_contract import CrashContract, Dead, RunnerContract, refuse
+from tests.support.runner_contract import (
+    CrashContract,
+    Dead,
+    OutageContract,
+    RunnerContract,
+    refuse,
+)
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.nats, pytest.mark.usefixtures("transactional_db")]
 
 
 class Stream:
-    """A stream of the test's own, with a subject for messages and one for dead letters."""
+    """A stream of the test's own, with a subject for messages and one for dead
+    letters.
+    """
 
     def __init__(self, url):
         self.url, self.name = url, f"test{uuid4().hex}"
@@ -102,6 +111,10 @@ class TestRunner(RunnerContract):
     pass
 
 
+class TestOutages(OutageContract):
+    redelivering = MappingProxyType({"ack_wait": 6})
+
+
 class TestCrashes(CrashContract):
     consumed = "tests.contrib.consumed.jetstream"
 
@@ -122,7 +135,9 @@ def jetstream(stream, handler, *, max_attempts=10, **options):
     "existing", [False, True], ids=["a consumer of ours", "a consumer that exists"]
 )
 def test_a_long_message_is_not_delivered_again(stream, existing):
-    """A consumer that exists has an ``ack_wait`` of its own, whatever the runner states."""
+    """A consumer that exists has an ``ack_wait`` of its own, whatever the runner
+    states.
+    """
     config = ConsumerConfig(
         durable_name="tests",
         ack_policy=AckPolicy.EXPLICIT,

@@ -1,4 +1,6 @@
-"""Ninja's OpenAPI document tells of each protected operation's key, responses and rules."""
+"""Ninja's OpenAPI document tells of each protected operation's key, responses and
+rules.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ import pytest
 from django.apps import apps
 from django.urls import path
 from ninja import NinjaAPI, Schema
-from openapi_spec_validator import validate
 
+from django_idempotency import body_field
 from django_idempotency.http.placement import idempotent
-from django_idempotency.values.policy import Keys
+from django_idempotency.values.policy import Key
 
 
 @pytest.fixture
@@ -30,6 +32,8 @@ def pay(request, amount: int):
 
 
 def operations(api):
+    from openapi_spec_validator import validate  # takes seconds to be imported
+
     document = json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))
     validate(document)
     return document["paths"], document["components"]["schemas"]
@@ -44,7 +48,7 @@ def header(operation):
 
 @pytest.mark.parametrize("required", [True, False])
 def test_a_protected_operation_tells_of_its_key(api, required):
-    protect = idempotent(required=required, keys=Keys(pattern="[0-9]+", min_length=8))
+    protect = idempotent(required=required, key=Key(pattern="[0-9]+", min_length=8))
     api.post("/pay", response={201: Paid})(protect(pay_here()))
     paths, schemas = operations(api)
     operation = paths["/pay"]["post"]
@@ -54,7 +58,7 @@ def test_a_protected_operation_tells_of_its_key(api, required):
         "type": "string",
         "minLength": 8,
         "maxLength": 257,
-        "pattern": '^"?(?:[0-9]+)"?$',
+        "pattern": '^(?="|.{1,255}$)"?(?:[0-9]+)"?$',
     }
     assert operation["responses"].keys() == {"201", "400", "409", "422", "503"}
     assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
@@ -68,6 +72,17 @@ def test_a_protected_operation_tells_of_its_key(api, required):
         "Pays.\n\nIdempotency: a retry with the same key gets the first"
     )
     assert {"code", "retryable"} <= schemas["IdempotencyProblem"]["properties"].keys()
+
+
+def test_an_operation_says_where_its_key_is(api):
+    api.post("/pay")(idempotent(key=body_field("order.reference"))(pay_here()))
+    api.post("/again", operation_id="again")(
+        idempotent(key=lambda request: None)(pay_here())
+    )
+    paths, _schemas = operations(api)
+    assert header(paths["/pay"]["post"]) is header(paths["/again"]["post"]) is None
+    assert "in the field order.reference of" in paths["/pay"]["post"]["description"]
+    assert "that the server finds" in paths["/again"]["post"]["description"]
 
 
 def pay_here():
@@ -136,3 +151,16 @@ def test_another_package_of_ninjas_name_does_not_matter(monkeypatch):
     for module in ("ninja.openapi.schema", "django_idempotency.contrib.openapi.ninja"):
         monkeypatch.setitem(sys.modules, module, None)
     apps.get_app_config("django_idempotency_openapi").ready()
+
+
+def test_an_operation_that_defers_says_what_its_202_has(api):
+    from django_idempotency.contrib.operations import defers
+
+    api.post("/pay", response={201: Paid})(idempotent(defers(pay_here())))
+    api.post("/now", response={201: Paid}, operation_id="now")(idempotent(pay_here()))
+    paths = operations(api)[0]
+    responses = paths["/pay"]["post"]["responses"]
+    assert responses.keys() == {"201", "202", "400", "409", "422", "503"}
+    headers = {"Location", "Retry-After", "Preference-Applied"}
+    assert headers < responses["202"]["headers"].keys()
+    assert "202" not in paths["/now"]["post"]["responses"]

@@ -1,10 +1,14 @@
-"""The OpenAPI document tells of each protected operation's key, responses and rules, and none of our docstrings."""
+"""The OpenAPI document tells of each protected operation's key, responses and rules,
+and none of our docstrings.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from django.test import override_settings
 from django.urls import path
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -15,10 +19,12 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
+from django_idempotency import body_field
+from django_idempotency.contrib.openapi.published import key_schema
 from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.middleware import IdempotencyMiddleware
 from django_idempotency.rest_framework import IdempotentMixin
-from django_idempotency.values.policy import Fingerprint, Keys, Limits, Policy
+from django_idempotency.values.policy import Fingerprint, Key, Limits, Policy
 from testproject.serializers import PaymentSerializer
 
 pytestmark = pytest.mark.drf
@@ -73,7 +79,7 @@ def test_the_key_is_a_header_required_as_the_policy_says(required):
     assert (found["schema"]["minLength"], found["schema"]["maxLength"]) == (1, 257)
 
 
-def test_a_safe_method_takes_no_key():
+def test_a_safe_method_ignores_the_key():
     operation = document(Payments)["paths"]["/payments/"]["get"]
     assert header(operation) is None
     assert "409" not in operation["responses"]
@@ -86,7 +92,10 @@ def test_responses_of_the_package_have_the_problem_schema():
     assert responses["400"]["content"].pop("application/json") == {"schema": {}}, (
         "a view's own"
     )
-    for status in ("400", "409", "422", "503"):
+    assert responses["201"]["content"].pop("application/json"), (
+        "else the response was not stored"
+    )
+    for status in ("201", "400", "409", "422", "503"):
         (content,) = responses[status]["content"].items()
         assert content == (
             "application/problem+json",
@@ -147,6 +156,7 @@ def test_a_response_is_described_where_the_policy_makes_it_possible(
         ({}, "gets the first response for 1 day"),
         ({"retention": 7200}, "gets the first response for 2 hours"),
         ({"retention": 90}, "gets the first response for 90 seconds"),
+        ({"retention": None}, "gets the first response for good."),
         (
             {"fingerprint": Fingerprint(exclude=["trace"])},
             "All of the body except trace is compared",
@@ -167,17 +177,49 @@ def test_the_rules_for_retries_are_published(policy, said):
 
 
 def test_the_pattern_and_length_of_keys_are_in_the_schema():
-    keys = Keys(pattern="[0-9]+|x", min_length=8)
-    schema = header(document(Payments, keys=keys)["paths"]["/payments/"]["post"])[
+    keys = Key(pattern="[0-9]+|x", min_length=8)
+    schema = header(document(Payments, key=keys)["paths"]["/payments/"]["post"])[
         "schema"
     ]
-    assert (schema["pattern"], schema["minLength"]) == ('^"?(?:[0-9]+|x)"?$', 8)
+    assert schema["pattern"].endswith('"?(?:[0-9]+|x)"?$')
+    assert schema["minLength"] == 8
     schema = header(
-        document(Payments, keys=replace(keys, strict=True))["paths"]["/payments/"][
+        document(Payments, key=replace(keys, strict=True))["paths"]["/payments/"][
             "post"
         ]
     )["schema"]
     assert (schema["pattern"], schema["minLength"]) == ('^"(?:[0-9]+|x)"$', 10)
+
+
+@pytest.mark.parametrize("pattern", [None, "k+"])
+@pytest.mark.parametrize(
+    ("strict", "quote", "length", "fits"),
+    [
+        (False, "", 255, True),
+        (False, "", 256, False),
+        (False, '"', 255, True),
+        (False, '"', 256, False),
+        (True, '"', 255, True),
+        (True, '"', 256, False),
+    ],
+)
+def test_the_longest_key_fits_its_schema(pattern, strict, quote, length, fits):
+    schema = key_schema(Policy(key=Key(pattern=pattern, strict=strict)))
+    sent = quote + "k" * length + quote
+    found = re.search(schema.get("pattern", ""), sent)
+    assert (found is not None and len(sent) <= schema["maxLength"]) is fits
+
+
+def test_a_key_elsewhere_is_described_by_its_place():
+    paths = document(Payments, key=body_field("reference"))["paths"]
+    operation = paths["/payments/"]["post"]
+    assert header(operation) is None
+    assert (
+        "the same key, in the field reference of the body, gets"
+        in (operation["description"])
+    )
+    named = document(Payments, key="X-Once")["paths"]["/payments/"]["post"]
+    assert [each["name"] for each in named["parameters"]] == ["X-Once"]
 
 
 def test_a_description_by_the_project_has_precedence():
@@ -338,7 +380,9 @@ WAYS = {
 
 
 def published(view, **actions):
-    """The description in the browsable API and in OPTIONS, and the one in the OpenAPI document."""
+    """The description in the browsable API and in OPTIONS, and the one in the OpenAPI
+    document.
+    """
     shown = view().get_view_description()
     served = view.as_view(actions) if actions else view.as_view()
     document = SchemaGenerator(patterns=[path("pay/", served)]).get_schema(
@@ -354,8 +398,10 @@ def published(view, **actions):
     [(Mute, {}), (MuteSet, {"post": "create"})],
     ids=["view", "viewset"],
 )
-def test_a_view_without_a_docstring_has_no_description(protect, view, actions):
-    """But for the rules for retries, which are made of the policy for the OpenAPI document."""
+def test_a_view_without_a_docstring_is_not_described(protect, view, actions):
+    """But for the rules for retries, which are made of the policy for the OpenAPI
+    document.
+    """
     shown, documented = published(protect(view), **actions)
     assert (shown, published(view, **actions)) == ("", ("", ""))
     assert documented.startswith("Idempotency: a retry with the same key")
@@ -369,7 +415,7 @@ def test_a_views_docstring_is_its_description(protect):
 
 
 @pytest.mark.usefixtures("without_middleware")
-def test_a_method_without_keys_has_no_added_description():
+def test_the_description_of_a_method_without_keys_is_left_alone():
     view = type(
         "Mute", (IdempotentMixin, Mute), {"idempotency_policy": Policy(methods=["PUT"])}
     )
@@ -399,3 +445,59 @@ def test_under_the_middleware_options_answer_as_without(settings, client):
             ]
         )
     assert described == [["", "Pays a bill."]] * 2
+
+
+def test_the_receipt_is_described_and_named():
+    from django_idempotency.contrib.operations.status import OperationStatus
+
+    class Receipt(OperationStatus, APIView):
+        pass
+
+    view = Receipt.as_view()
+    urls = [path("receipts/", view), path("receipts/<uuid:id>/", view)]
+    with override_settings(ROOT_URLCONF=tuple(urls)):
+        schema = SchemaGenerator(patterns=urls).get_schema(request=None, public=True)
+        rules = document(Payments)["paths"]["/payments/"]["post"]["description"]
+    validate_schema(schema)
+    by_key, by_id = (each["get"] for each in schema["paths"].values())
+    assert [each["name"] for each in by_key["parameters"]] == ["Idempotency-Key"]
+    assert [each["name"] for each in by_id["parameters"]] == ["id"]
+    shown = by_id["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "on_hold" in shown["properties"]["status"]["enum"]
+    assert "GET /receipts/ with the same key" in rules
+    assert "/receipts/" not in str(document(Payments)["paths"])
+
+
+DEFERRED_HEADERS = {"Location", "Retry-After", "Preference-Applied"}
+
+
+def test_a_view_that_defers_says_what_its_202_has():
+    from django_idempotency.contrib.operations import defers
+    from django_idempotency.contrib.operations.deferring import ACCEPTED
+
+    class Imports(Payments):
+        create = defers(lambda self, request: Response())
+
+    paths = document(Imports)["paths"]
+    responses = paths["/payments/"]["post"]["responses"]
+    assert responses.keys() == {"201", "202", "400", "409", "422", "503"}
+    headers = responses["202"]["headers"].keys()
+    assert headers == {*DEFERRED_HEADERS, "Idempotent-Replayed"}
+    assert "202" not in paths["/payments/refund/"]["post"]["responses"]
+    assert "202" not in paths["/payments/"]["get"]["responses"]
+    assert ACCEPTED["content"].keys() == {"application/json"}, "as it was"
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_function_that_defers_and_describes_its_202_itself():
+    from django_idempotency.contrib.operations import defers
+
+    own = OpenApiResponse(description="Later.", response=PaymentSerializer)
+    described = extend_schema(request=PaymentSerializer, responses={202: own})
+    responses = covered_operation(
+        view=defers(described(api_view(["POST"])(lambda request: Response())))
+    )["responses"]
+    assert "200" not in responses
+    assert responses["202"]["description"] == "Later."
+    assert "$ref" in responses["202"]["content"]["application/json"]["schema"]
+    assert responses["202"]["headers"].keys() > DEFERRED_HEADERS

@@ -9,12 +9,11 @@ from django.http import HttpResponse
 from django.urls import path, re_path
 from django.views import View
 
+from django_idempotency import body_field
 from django_idempotency.contrib.openapi import published
 from django_idempotency.contrib.openapi.published_policy import PublishedPolicyView
 from django_idempotency.http.placement import idempotent
-from django_idempotency.values import problems
-from django_idempotency.values.policy import Fingerprint, Policy
-from tests.unit.test_docs import REFUSALS
+from django_idempotency.values.policy import Fingerprint, Key, Policy
 
 
 @idempotent(
@@ -46,12 +45,13 @@ def plain(request):
 def show(client, settings):
     settings.MIDDLEWARE = []
 
-    def shown(**options):
+    def shown(*more, **options):
         settings.ROOT_URLCONF = (
             path("policy/", PublishedPolicyView.as_view(**options)),
             path("pay/<int:pk>/", pay),
             re_path(r"^orders/$", idempotent(Orders).as_view()),
             path("plain/", plain),
+            *more,
         )
         return client.get("/policy/")
 
@@ -64,7 +64,7 @@ def test_each_operation_is_listed_with_its_policy(show):
         "/pay/{pk}/",
         ["DELETE", "PATCH", "POST", "PUT"],
     )
-    assert (first["required"], first["remembered_for"]) == (True, "2 hours")
+    assert (first["required"], first["remembered"]) == (True, "for 2 hours")
     assert "are compared, and the headers X-Account;" in first["rules"]
     assert first["statuses"].startswith(
         "After 400, 401, 403–406, 415, 422, 429 the key is free again. After 500–599"
@@ -77,7 +77,16 @@ def test_each_operation_is_listed_with_its_policy(show):
     )
 
 
-def test_the_page_shows_each_operation_and_no_secret(show):
+def test_the_place_of_each_key_is_shown(show):
+    imported = idempotent(key=Key(source=body_field("reference"), pattern="[a-z]+"))
+    page = show(path("imports/", imported(plain))).content.decode()
+    assert "The key in the field reference of the body names" in page
+    assert "1 to 255 characters, matching <code>[a-z]+</code>" in page
+    assert "The key in the header Idempotency-Key names" in page
+    assert "1 to 257 characters, quotes included" in page
+
+
+def test_the_page_shows_each_operation_without_secrets(show):
     page = show().content.decode()
     assert re.findall(r"<h2>(.*?) <code>(.*?)</code>", page) == [
         ("DELETE, PATCH, POST, PUT", "/pay/{pk}/"),
@@ -95,7 +104,7 @@ def test_the_published_policy_shows_only_the_chosen_paths(show):
 
 
 def test_the_published_policy_uses_the_words_of_the_openapi_document(show):
-    (pay_terms, _orders) = show().context["operations"]
+    pay_terms, _orders = show().context["operations"]
     policy = Policy(
         required=True, retention=7200, fingerprint=Fingerprint(headers=["X-Account"])
     )
@@ -108,7 +117,7 @@ def test_the_middlewares_policy_counts_for_the_others(show, settings):
     assert show().context["others"] is None
     settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
     settings.IDEMPOTENCY = {"RETENTION": 60}
-    assert show().context["others"]["remembered_for"] == "1 minute"
+    assert show().context["others"]["remembered"] == "for 1 minute"
     settings.IDEMPOTENCY = {"ENABLED": False}
     assert (show().context["others"], show().context["operations"]) == (None, [])
 
@@ -136,13 +145,3 @@ def test_operations_of_the_frameworks_are_listed_too(show, settings, client):
         ("/payments/", ["POST"], False),
         ("/payments/refund/", ["POST"], True),
     ]
-
-
-def test_every_problem_code_is_published_under_its_status():
-    made = {
-        (str(problem.status), problem.code)
-        for problem in map(problems.problem, REFUSALS)
-    }
-    assert {
-        (status, code) for status, codes in published.CODES.items() for code in codes
-    } == made

@@ -59,7 +59,9 @@ def outbox(
 
 @pytest.fixture
 def relay(outbox: Callable[..., None]) -> Iterator[Callable[..., EventRelay]]:
-    """Make relays, each with a receiver of its own, which may refuse a topic; they leave when the test ends."""
+    """Make relays, each with a receiver of its own, which may refuse a topic; they
+    leave when the test ends.
+    """
     made: list[EventRelay] = []
 
     def make(refusing: str = "") -> EventRelay:

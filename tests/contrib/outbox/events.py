@@ -1,4 +1,6 @@
-"""Events as publishers get them, how to send them to one, and many of them in the table."""
+"""Events as publishers get them, how to send them to one, and many of them in the
+table.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from uuid import UUID
 from django.core.management import call_command
 from django.db import transaction
 
+from django_idempotency.contrib.outbox.chains import Chains
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishing import new_event_id, publish
-from django_idempotency.messages.publisher import Event, Outcome, Publisher
-from tests.support.maintained import run_sql
+from django_idempotency.messages.publisher import Confirmed, Event, Outcome, Publisher
+from tests.support.sql import run_sql
 from tests.support.statements import buffers, explaining
 
 _positions = itertools.count(1)
@@ -34,17 +37,25 @@ def event(
 def sent(
     publisher: Publisher, *events: Event, timeout: float = 10
 ) -> Sequence[Outcome]:
-    """What comes of ``events``, in their order; what nothing is known of is left out."""
+    """What comes of ``events`` in one call, in their order; what nothing is known of
+    is left out.
+    """
+    chains, outcomes = Chains(events, (), lambda: True), list[Outcome]()
     publisher.connect()
     try:
-        outcomes = list(publisher.send(events, timeout))
+        for outcome in publisher.send(chains, timeout):
+            outcomes.append(outcome)
+            if isinstance(outcome, Confirmed):
+                chains.confirm(outcome.event)
     finally:
         publisher.close()
     return sorted(outcomes, key=lambda outcome: outcome.event.position)
 
 
 def publish_all(*events: str) -> list[UUID]:
-    """Publish events in one transaction, each by its topic, with its key behind a slash. Return their ids."""
+    """Publish events in one transaction, each by its topic, with its key behind a
+    slash. Return their ids.
+    """
     with transaction.atomic():
         return [
             publish(topic, {}, key=key)
@@ -64,16 +75,20 @@ def told(*arguments: str) -> str:
 
 
 WAITING = f"""
-INSERT INTO {OutboxEvent._meta.db_table} (event_id, publisher, lane, topic, key, payload, content_type, headers, status,
+INSERT INTO {OutboxEvent._meta.db_table} (event_id, publisher, lane, topic, key,
+    payload, content_type, headers, status,
     attempts, error, created_at, available_at)
-SELECT gen_random_uuid(), 'default', i %% 64, 'bad', 'bad-' || i, '', 'text/plain', '{{}}', 'pending', %s, 'no',
+SELECT gen_random_uuid(), 'default', i %% 64, 'bad', 'bad-' || i, '', 'text/plain',
+    '{{}}', 'pending', %s, 'no',
     statement_timestamp(), statement_timestamp() + interval %s
 FROM generate_series(1, %s) AS i
 """
 
 
 def waiting(count, interval, attempts=3):
-    """Pending events after so many failed attempts, the next one of which is after ``interval``."""
+    """Pending events after so many failed attempts, the next one of which is after
+    ``interval``.
+    """
     run_sql(WAITING, [attempts, interval, count])
 
 

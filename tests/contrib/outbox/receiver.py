@@ -1,9 +1,11 @@
-"""Receivers in place of a broker: one in this process that is told what to refuse, one that writes to a file."""
+"""Receivers in place of a broker: one in this process that is told what to refuse, one
+that writes to a file.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from tests.support.waiting import eventually
 
 
 class Receiver(Publisher):
-    """Keeps what it confirmed. ``refuses``, ``silent`` and ``deadly`` say of an event what comes of it instead."""
+    """Keeps what it confirmed. ``refuses``, ``silent`` and ``deadly`` say of an event
+    what comes of it instead.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -40,24 +44,32 @@ class Receiver(Publisher):
         if not self.is_up:
             raise PublisherUnavailable("it is down")
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
-        self.calls.append(list(events))
-        if any(map(self.deadly, events)):
-            raise ConnectionLost("it hung up")
-        for event in events:
-            self.during(event)
-            if reason := self.refuses(event):
-                yield Refused(event, reason, self.permanent)
-            elif not self.silent(event):
-                self.events.append(event)
-                yield Confirmed(event)
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
+        call: list[Event] = []
+        self.calls.append(call)
+        while free := list(events):
+            call += free
+            if any(map(self.deadly, free)):
+                raise ConnectionLost("it hung up")
+            for event in free:
+                yield from self._receive(event)
+
+    def _receive(self, event: Event) -> Iterator[Outcome]:
+        self.during(event)
+        if reason := self.refuses(event):
+            yield Refused(event, reason, self.permanent)
+        elif not self.silent(event):
+            self.events.append(event)
+            yield Confirmed(event)
 
     def close(self) -> None:
         pass
 
 
 class FileReceiver(Publisher):
-    """Appends a line for each event to a file that processes share; ``gate``: waits while that file is there."""
+    """Appends a line for each event to a file that processes share; ``gate``: waits
+    while that file is there.
+    """
 
     def __init__(self, path: str, gate: str = "", gate_after: int = 0) -> None:
         self.path = path
@@ -68,7 +80,7 @@ class FileReceiver(Publisher):
     def connect(self) -> None:
         pass
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
         for event in events:
             self._wait()
             with suppress(FileExistsError):

@@ -1,4 +1,6 @@
-"""Brokers that are killed while confirmations are outstanding: all is sent, and no key loses its order."""
+"""Brokers that are killed while confirmations are outstanding: all is sent, and no key
+loses its order.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,16 @@ def publish_all(numbers):
 
 
 def publish_through_a_kill(server, stop, are_outstanding=lambda relay: True):
-    """Publish events; kill the broker while some are not confirmed, and start it again. Return their ids."""
+    """Publish events; kill the broker while some are not confirmed, and start it again.
+    Return their ids.
+    """
     ids = publish_all(range(EVENTS))
     relay = EventRelay("default")
     with relaying(relay):
         eventually(lambda: OutboxEvent.objects.count() < EVENTS - 500, within=60)
         stop(signal.SIGSTOP)
-        ids |= publish_all(
-            range(EVENTS, EVENTS + KEYS)
-        )  # the first ones may all have been confirmed by now
+        # the first ones may all have been confirmed by now
+        ids |= publish_all(range(EVENTS, EVENTS + KEYS))
         eventually(lambda: are_outstanding(relay), within=60)
         server.kill()
         assert not none_left()

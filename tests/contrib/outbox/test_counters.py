@@ -1,4 +1,6 @@
-"""What happened to events is counted: by Prometheus, by OpenTelemetry, in the statistics and in the log."""
+"""What happened to events is counted: by Prometheus, by OpenTelemetry, in the
+statistics and in the log.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def reader(registry):  # it ends the listening of both
 
 @pytest.fixture
 def seen(outbox, relay, registry, reader):
-    """Three events are published; two fail once each and are dead letters then; one of these is requeued, and goes."""
+    """Three events are published; two fail once each and are dead letters then; one of
+    these is requeued, and goes.
+    """
     counters._reset()
     outbox(MAX_ATTEMPTS=2)
     with transaction.atomic():
@@ -111,7 +115,7 @@ def test_dead_letters_and_their_requeue_are_in_the_log(caplog, outbox, relay):
     assert logged == [("outbox_dead_lettered", "ERROR"), ("outbox_requeued", "INFO")]
 
 
-def test_a_requeue_that_is_rolled_back_sends_no_signal(dead):
+def test_a_requeue_that_is_rolled_back_is_not_signalled(dead):
     with heard(signals.outbox_requeued) as sent:
         with transaction.atomic():
             assert decide(Act.REQUEUE, dead_letters())[0] == 3

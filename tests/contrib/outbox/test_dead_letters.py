@@ -1,4 +1,6 @@
-"""Dead letters, by command and in the admin: who may do what, who did it, and who has seen what is in them."""
+"""Dead letters, by command and in the admin: who may do what, who did it, and who has
+seen what is in them.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError
 from django.db import transaction
 
+from django_idempotency.contrib.outbox import admin as outbox_admin
 from django_idempotency.contrib.outbox.maintenance import Act, dead_letters, decide
 from django_idempotency.contrib.outbox.models import OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import InvalidEvent, publish
 from django_idempotency.values.policy import Body
 from tests.contrib.outbox.conftest import RECEIVER, receiver
-from tests.contrib.outbox.events import publish_all, told
+from tests.contrib.outbox.events import publish_all, told, waiting
+from tests.support.sql import run_sql
+from tests.support.statements import explaining, nodes
 
 LIST = "/admin/django_idempotency_outbox/outboxevent/"
 KEY = {"ENCRYPTION_KEYS": [base64.b64encode(bytes(range(32))).decode()]}
@@ -188,11 +193,12 @@ def test_a_proposal_ends_when_the_event_is_requeued_and_given_up_again(
     assert decide(Act.DISCARD, dead_letters(topic="b"), by=bob)[0] == 0
 
 
-def ask(client, action, *ids):
+def ask(client, action, *ids, situation="dead"):
     ticked = list(
         OutboxEvent.objects.filter(event_id__in=ids).values_list("pk", flat=True)
     )
-    return client.post(LIST, {"action": action, "_selected_action": ticked})
+    url = f"{LIST}?situation={situation}"
+    return client.post(url, {"action": action, "_selected_action": ticked})
 
 
 def confirm(client, asked, **given):
@@ -209,18 +215,39 @@ def confirm(client, asked, **given):
     return client.post(LIST, form | given, follow=True)
 
 
-def test_the_admin_lists_dead_letters_first(dead, admin_client):
+def test_the_admin_lists_dead_letters_first_and_others_by_situation(dead, admin_client):
     with transaction.atomic():
         publish("waiting", {}, headers={"tenant": "a"})
     OutboxEvent.objects.filter(event_id=dead[1]).update(
         status=Status.PENDING, given_up_at=None
     )
-    results = admin_client.get(LIST).context["cl"].result_list
-    assert [(event.status, event.attempts) for event in results] == [
-        *[("dead", 1)] * 2,
-        ("pending", 1),
-        ("pending", 0),
+    for situation, events in {
+        "": [("dead", 1)] * 2,
+        "?situation=failing": [("pending", 1)],
+        "?situation=waiting": [("pending", 0)],
+        "?situation=dead&publisher=default": [("dead", 1)] * 2,
+        "?situation=dead&publisher=other": [],
+    }.items():
+        results = admin_client.get(LIST + situation).context["cl"].result_list
+        assert [(event.status, event.attempts) for event in results] == events
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("query", ["", "?situation=failing", "?situation=waiting"])
+def test_a_list_reads_as_many_events_as_it_says(
+    outbox, admin_client, monkeypatch, query
+):
+    monkeypatch.setattr(outbox_admin, "MOST", 500)
+    waiting(10_000, "0", attempts=0)
+    run_sql(f"ANALYZE {OutboxEvent._meta.db_table}")
+    with explaining(OutboxEvent._meta.db_table, only=("SELECT",)) as plans:
+        admin_client.get(LIST + query)
+    read = [
+        node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+        for plan in plans
+        for node in nodes(plan)
     ]
+    assert max(read) <= 500
 
 
 def test_the_admin_finds_an_event_by_its_id_or_key(dead, admin_client):
@@ -260,9 +287,9 @@ def test_the_admin_leaves_an_event_alone_that_was_given_up_again_since_it_was_se
     assert (dead_letters().count(), entries()) == (3, [])
 
 
-def test_the_admin_says_which_events_are_no_dead_letters(dead, admin_client):
+def test_the_admin_says_which_events_are_not_dead_letters(dead, admin_client):
     (id,) = publish_all("waiting")
-    asked = ask(admin_client, "discard", id)
+    asked = ask(admin_client, "discard", id, situation="waiting")
     assert "It is not a dead letter" in asked.content.decode()
     assert not asked.context["possible"]
 
@@ -342,9 +369,7 @@ def test_an_event_that_can_not_be_encrypted_is_refused(outbox, state, encrypt):
     assert not OutboxEvent.objects.exists()
 
 
-def test_an_event_whose_key_is_lost_is_not_sent_and_holds_up_no_other(
-    encrypted, state, relay
-):
+def test_an_event_whose_encryption_key_is_lost_waits_alone(encrypted, state, relay):
     state(BODY=Body(), ENCRYPTION_KEYS=[base64.b64encode(bytes(32)).decode()])
     publish_all("b")
     one = relay()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from django_idempotency.contrib import kafka
 from django_idempotency.contrib.kafka import KafkaPublisher
 from django_idempotency.messages.publisher import (
     Confirmed,
@@ -15,6 +16,7 @@ from django_idempotency.messages.publisher import (
     PublisherUnavailable,
     Refused,
 )
+from django_idempotency.reporting import logs
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.mock_kafka import MockKafka
 from tests.support.private_servers import free_port
@@ -57,6 +59,35 @@ def test_a_message_is_a_cloud_event_with_the_events_id(cluster):
     }
 
 
+def test_events_of_a_key_are_sent_one_after_the_other_in_one_call(cluster):
+    events = [event("chain", key=key) for key in "abaa"]
+    assert sent(KafkaPublisher(cluster), *events) == [*map(Confirmed, events)]
+
+
+def test_the_same_producer_waits_for_a_cluster_that_is_unavailable(monkeypatch):
+    made = []
+    monkeypatch.setattr(kafka, "CONNECTING", 0.2)
+    monkeypatch.setattr(
+        kafka, "Producer", lambda config: made.append(Producer(config)) or made[-1]
+    )
+    publisher = KafkaPublisher({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
+    for _attempt in range(3):
+        with pytest.raises(PublisherUnavailable):
+            publisher.connect()
+        publisher.close()
+    assert len(made) == 1
+
+
+def test_a_line_of_librdkafka_is_logged_once(monkeypatch, caplog):
+    """Whatever its times are."""
+    monkeypatch.setattr(logs, "_said", {})
+    for attempt in range(3):
+        after = f"(after {attempt}ms in state CONNECT, {attempt} suppressed)"
+        kafka.LOGGER.error("FAIL Connect to a:9092 failed: refused %s", after)
+    kafka.LOGGER.error("FAIL Connect to b:9092 failed: refused")
+    assert len(caplog.messages) == 2
+
+
 def test_an_event_too_large_for_the_broker_is_refused_for_good(cluster):
     good, large = event("sizes"), event("sizes", b"x" * 2_000_000)
     confirmed, refused = sent(KafkaPublisher(cluster), large, good)
@@ -68,7 +99,7 @@ def test_an_event_too_large_for_the_broker_is_refused_for_good(cluster):
     )
 
 
-def test_a_full_queue_is_no_events_fault(cluster):
+def test_a_full_queue_is_not_blamed_on_an_event(cluster):
     events = [event("full") for _ in range(50)]
     publisher = KafkaPublisher(
         {**cluster, "queue.buffering.max.messages": 3, "linger.ms": 1000}
@@ -80,7 +111,9 @@ def test_a_full_queue_is_no_events_fault(cluster):
 
 
 class Lost:
-    """A producer whose sequence the cluster has lost. librdkafka then calls it a fatal error, and it never recovers."""
+    """A producer whose sequence the cluster has lost. librdkafka then calls it a fatal
+    error, and it never recovers.
+    """
 
     def __init__(self, *, says_so_when):
         self.says_so_when = says_so_when
@@ -100,12 +133,13 @@ class Lost:
 
 
 @pytest.mark.parametrize("moment", ["producing", "waiting"])
-def test_a_producer_that_can_send_no_more_is_replaced(cluster, moment):
+def test_a_broken_producer_is_replaced(cluster, moment):
     one = event("fatal")
     publisher = KafkaPublisher(cluster)
+    publisher.connect()
     publisher._producer = Lost(says_so_when=moment)
     with pytest.raises(ConnectionLost):
-        list(publisher.send([one], 10))
+        list(publisher.send(iter([one]), 10))
     publisher.close()
     assert sent(publisher, one) == [Confirmed(one)]
 

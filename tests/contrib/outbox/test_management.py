@@ -1,10 +1,11 @@
-"""The relay's command, figures, checks, and that the pages on the outbox tell of all there is."""
+"""The relay's command, figures, checks, and that the pages on the outbox tell of all
+there is.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from inspect import Parameter, signature
 from pathlib import Path
 
@@ -13,18 +14,23 @@ from django.core.management import CommandError, load_command_class
 from django.utils.module_loading import import_string
 
 from django_idempotency.contrib.outbox import maintenance, signals
-from django_idempotency.contrib.outbox.conf import Options
 from django_idempotency.contrib.outbox.models import OutboxEvent, Relay
 from tests.contrib.outbox.events import buffers_of, publish_all, told, waiting
 from tests.support import checks
-from tests.support.maintained import run_sql
 from tests.support.pages import code, rows, section
+from tests.support.sql import run_sql
 
 
 def test_the_relay_publishes_once_and_ends(outbox):
     publish_all("a")
     assert told("idempotency_outbox", "relay", "--once") == "default: 1 published"
     assert not Relay.objects.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--relays", "0"], ["--once", "--relays", "2"]])
+def test_relays_are_counted_from_one_and_one_relay_publishes_once(outbox, arguments):
+    with pytest.raises(CommandError, match="must be at least 1, and 1 with --once"):
+        told("idempotency_outbox", "relay", *arguments)
 
 
 def test_the_relay_needs_somewhere_to_publish_to(outbox):
@@ -51,7 +57,10 @@ def only(backend, **options):
         (
             {"BATCH": 0},
             "E001",
-            'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to 100000.',
+            (
+                'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to'
+                " 100000."
+            ),
         ),
         (
             {"POLL": "1d"},
@@ -118,7 +127,7 @@ def test_the_status_says_why_events_fail(outbox, relay):
 
 
 @pytest.mark.postgresql
-def test_figures_cost_no_more_however_many_events_wait(outbox, monkeypatch):
+def test_figures_cost_the_same_however_many_events_wait(outbox, monkeypatch):
     monkeypatch.setattr(maintenance, "MOST", 500)
     buffers = []
     for count in (1_000, 30_000):
@@ -138,17 +147,6 @@ def actions():
     )
     (found,) = [action.choices for action in parser._actions if action.dest == "action"]
     return found
-
-
-def test_every_option_is_documented_with_its_default():
-    documented = {
-        code(name)[0]: eval(code(default)[0])
-        for name, default, _ in rows(section("outbox.md", "Options"))
-    }
-    assert documented == {
-        option.name.upper(): getattr(Options(), option.name)
-        for option in fields(Options)
-    }
 
 
 def test_every_option_of_the_relay_is_documented():

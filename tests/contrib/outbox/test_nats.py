@@ -51,6 +51,13 @@ def stream(nats_url):
     made.do(lambda context: context.delete_stream(made.name))
 
 
+def test_events_of_a_key_are_sent_one_after_the_other_in_one_call(nats_url, stream):
+    events = [event("charge", key=key) for key in "abaa"]
+    assert sent(NATSPublisher(nats_url, prefix=stream.prefix), *events) == [
+        *map(Confirmed, events)
+    ]
+
+
 def test_a_message_has_the_events_id_key_and_headers(nats_url, stream):
     one = event("charge.created", key="order-7")
     assert sent(NATSPublisher(nats_url, prefix=stream.prefix), one) == [Confirmed(one)]
@@ -67,7 +74,7 @@ def test_a_message_has_the_events_id_key_and_headers(nats_url, stream):
     }
 
 
-def test_an_event_that_no_stream_accepts_is_refused_among_others(nats_url, stream):
+def test_an_event_without_a_stream_is_refused_among_others(nats_url, stream):
     good, lost = event(f"{stream.prefix}a"), event(f"nobody-{uuid.uuid4().hex}")
     assert sent(NATSPublisher(nats_url), good, lost) == [
         Confirmed(good),

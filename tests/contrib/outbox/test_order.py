@@ -1,4 +1,4 @@
-"""The pure parts: waves, and from where a lane is read."""
+"""The pure parts: order by key, and from where a lane is read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from django_idempotency.contrib.outbox.backlog import delay_after
-from django_idempotency.contrib.outbox.conf import Options
+from django_idempotency.contrib.outbox.chains import Chains
+from django_idempotency.contrib.outbox.conf import OutboxOptions
 from django_idempotency.contrib.outbox.cursor import (
     OVERLAP,
     SWEEP_EVERY,
     SWEEP_SHARE,
     Cursor,
 )
-from django_idempotency.contrib.outbox.relay import waves
 from tests.contrib.outbox.events import event
 
 
@@ -24,19 +24,23 @@ def at(position, lane=1):
     return replace(event("a"), position=position, lane=lane)
 
 
-@given(some.lists(some.sampled_from(["", "a", "b", "c"])))
-def test_waves_keep_the_order_of_each_key_and_have_a_key_once(keys):
+@given(some.lists(some.sampled_from(["", "a", "b", "c"])), some.randoms())
+def test_an_event_is_taken_after_the_previous_of_its_key_is_confirmed(keys, random):
     events = [event("a", key=key) for key in keys]
-    parts = waves(events)
-    sent = [one for part in parts for one in part]
-    assert sorted(one.position for one in sent) == [one.position for one in events]
+    chains, confirmed, waiting = Chains(events, (), lambda: True), [], []
+    while new := [*chains, *waiting]:
+        keyed = [one.key for one in new if one.key]
+        assert len(keyed) == len(set(keyed))
+        waiting = random.sample(new, random.randrange(len(new)))
+        for one in new:
+            if one not in waiting:
+                chains.confirm(one)
+                confirmed.append(one)
+    assert sorted(one.position for one in confirmed) == [one.position for one in events]
     for key in "abc":
-        assert [one for one in sent if one.key == key] == [
+        assert [one for one in confirmed if one.key == key] == [
             one for one in events if one.key == key
         ]
-    for part in parts:
-        keyed = [one.key for one in part if one.key]
-        assert len(keyed) == len(set(keyed))
 
 
 def test_reading_begins_where_it_had_come_to_some_time_ago():
@@ -90,7 +94,9 @@ def test_a_lane_with_held_back_events_is_read_from_the_first():
 
 
 def test_a_lane_that_was_held_back_is_read_from_the_beginning():
-    """Also if another one holds back others by then, and if it is more than a read brings."""
+    """Also if another one holds back others by then, and if it is more than a read
+    brings.
+    """
     cursor, now = calm()
     cursor.after({1}, {1: 40}, now)
     for _ in range(2):
@@ -125,7 +131,7 @@ def test_a_lane_is_read_from_its_beginning_after(happens):
 
 
 def test_delays_double_up_to_a_limit():
-    options = Options(first_delay=2, longest_delay=100)
+    options = OutboxOptions(first_delay=2, longest_delay=100)
     assert [delay_after(attempts, options) for attempts in (1, 2, 3, 7, 10_000)] == [
         2,
         4,

@@ -55,7 +55,12 @@ def test_a_message_has_the_events_id_key_and_headers(rabbitmq_url, channel, queu
     }
 
 
-def test_an_event_that_no_queue_takes_is_refused_among_others(rabbitmq_url, queue):
+def test_events_of_a_key_are_sent_one_after_the_other_in_one_call(rabbitmq_url, queue):
+    events = [event(queue, key=key) for key in "abaa"]
+    assert sent(RabbitMQPublisher(rabbitmq_url), *events) == [*map(Confirmed, events)]
+
+
+def test_an_event_without_a_queue_is_refused_among_others(rabbitmq_url, queue):
     good, lost, late = event(queue), event("nobody-listens"), event(queue)
     outcomes = sent(RabbitMQPublisher(rabbitmq_url), good, lost, late)
     assert outcomes[0::2] == [Confirmed(good), Confirmed(late)]
@@ -76,7 +81,7 @@ def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, queue):
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_topic_that_amqp_can_not_hold_holds_up_no_other_event(
+def test_a_topic_that_amqp_can_not_hold_does_not_delay_other_events(
     rabbitmq_url, channel, queue, outbox, relay
 ):
     """It has 255 characters, which the outbox takes, but 510 bytes."""

@@ -1,4 +1,6 @@
-"""One relay: order by key, whose fault a failure is, what is tried again and what is given up."""
+"""One relay: order by key, whose fault a failure is, what is tried again and what is
+given up.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from django.db import OperationalError, connection, transaction
 from django_idempotency.contrib.outbox.models import Lane, OutboxEvent, Relay, Status
 from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.contrib.outbox.signals import outbox_failed
-from django_idempotency.messages.publisher import ConnectionLost, PublisherUnavailable
+from django_idempotency.messages.publisher import (
+    Confirmed,
+    ConnectionLost,
+    PublisherUnavailable,
+)
 from django_idempotency.models import DatabaseNow
 from tests.contrib.outbox.conftest import receiver
 from tests.contrib.outbox.events import buffers_of, publish_all, waiting
 from tests.support.callers import heard
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 from tests.support.waiting import eventually
 
 
@@ -62,7 +68,7 @@ def test_a_dead_head_holds_its_key(outbox, relay):
     assert (dead.status, dead.attempts, dead.error) == (Status.DEAD, 1, "no")
 
 
-def test_an_outage_is_no_attempt_of_any_event(relay):
+def test_an_outage_does_not_use_up_attempts_of_events(relay):
     publish_all("a")
     one = relay()
     receiver(one).is_up = False
@@ -75,7 +81,9 @@ def test_an_outage_is_no_attempt_of_any_event(relay):
 
 @pytest.fixture
 def without_sweeps(monkeypatch):
-    """A relay reads what is behind its cursor only if it remembers to. All that it reads is old at once."""
+    """A relay reads what is behind its cursor only if it remembers to. All that it
+    reads is old at once.
+    """
     monkeypatch.setattr("django_idempotency.contrib.outbox.cursor.OVERLAP", 0)
     monkeypatch.setattr(
         "django_idempotency.contrib.outbox.cursor.SWEEP_EVERY", 1_000_000
@@ -191,7 +199,7 @@ def test_an_event_that_stays_silent_among_others_is_to_blame(outbox, relay):
     assert "no confirmation within 5 s" in event.error
 
 
-def test_silence_while_nothing_is_confirmed_is_no_attempt(outbox, relay):
+def test_silence_while_nothing_is_confirmed_does_not_use_up_attempts(outbox, relay):
     outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
     publish_all("bad", "silent")
     one = relay()
@@ -200,6 +208,43 @@ def test_silence_while_nothing_is_confirmed_is_no_attempt(outbox, relay):
     one.run_once()
     assert receiver(one).topics == ["silent"]
     assert left() == ["bad"]
+
+
+def test_an_event_waits_for_the_previous_of_its_key_and_for_no_other(relay):
+    """The first of one key is confirmed when all events of the others are."""
+    publish_all("slow/a", "next/a", *(f"{n}/{key}" for n in range(3) for key in "bc"))
+    one = relay()
+    order = []
+
+    def send(events, timeout):
+        late = []
+        for event in events:
+            order.append(event.topic)
+            if event.topic == "slow":
+                late.append(event)
+            else:
+                yield Confirmed(event)
+        yield from map(Confirmed, late)
+        order.append("slow is confirmed")
+        yield from map(Confirmed, events)
+
+    receiver(one).send = send
+    assert one.step() == 8
+    assert left() == []
+    assert order[0] == "slow"
+    assert sorted(order[1:7]) == sorted("001122")
+    assert order[7:] == ["slow is confirmed"]
+
+
+def test_an_event_that_is_silent_after_all_others_were_confirmed_is_sent_alone(relay):
+    """The broker may have begun to hang."""
+    publish_all("a", "b", "silent")
+    one = relay()
+    receiver(one).silent = lambda event: (
+        event.topic == "silent" and len(receiver(one).calls) == 1
+    )
+    assert one.run_once() == 3
+    assert receiver(one).events[-1].attempts == 0
 
 
 def test_a_broken_connection_alone_is_nobodys_fault(relay):
@@ -272,7 +317,7 @@ def test_an_idle_relay_keeps_its_lanes_between_two_looks(outbox, relay):
     assert kept == [True]
 
 
-def test_a_relay_that_lost_its_lanes_counts_no_failure(relay):
+def test_a_relay_that_lost_its_lanes_does_not_count_failures(relay):
     publish_all("bad")
     one = relay()
     receiver(one).refuses = lambda event: (
@@ -290,7 +335,7 @@ def lose_lanes(relay):
 
 
 @pytest.mark.row_locks
-def test_a_relay_that_lost_its_lanes_between_waves_sends_no_more(outbox, relay):
+def test_a_relay_that_lost_its_lanes_takes_none_after_the_present_event(outbox, relay):
     outbox(LEASE=1)
     publish_all("1/k", "2/k", "3/k")
     one, other = relay(), relay()
@@ -302,7 +347,7 @@ def test_a_relay_that_lost_its_lanes_between_waves_sends_no_more(outbox, relay):
 
 
 @pytest.mark.row_locks
-def test_a_relay_that_lost_its_lanes_sends_no_suspect(outbox, relay):
+def test_a_relay_that_lost_its_lanes_does_not_send_suspects(outbox, relay):
     outbox(LEASE=1)
     publish_all("a", "b", "c")
     one = relay()
@@ -326,7 +371,9 @@ def holding_xmin():
 def test_a_pass_steps_over_nothing_that_was_deleted_before(
     without_sweeps, outbox, relay
 ):
-    """While ``xmin`` is held, what was deleted stays, and its index leads to it. Also where a failed event has come."""
+    """While ``xmin`` is held, what was deleted stays, and its index leads to it. Also
+    where a failed event has come.
+    """
     outbox(BATCH=500, FIRST_DELAY=1_000, LONGEST_DELAY=1_000)
     one, buffers = relay(refusing="bad"), []
     with holding_xmin():

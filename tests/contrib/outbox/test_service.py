@@ -1,4 +1,6 @@
-"""The test project's service: a receipt for each charge by outbox, broker and consumer, and webhooks that come in."""
+"""The test project's service: a receipt for each charge by outbox, broker and consumer,
+and webhooks that come in.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,8 @@ def test_a_charge_has_one_receipt_if_it_committed_however_often_it_is_asked_for(
     shop, topic
 ):
     faults = [{"raise": True}, {"status": 500}]
-    if (
-        connection.vendor == "postgresql"
-    ):  # elsewhere, no constraint is checked at COMMIT
+    # elsewhere, no constraint is checked at COMMIT
+    if connection.vendor == "postgresql":
         faults.append({"fail_commit": True})
     for _ in range(3):
         charge(shop, f"once-{topic}")

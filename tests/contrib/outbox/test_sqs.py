@@ -55,6 +55,12 @@ def attributes(message):
     }
 
 
+def test_events_of_a_key_are_sent_one_after_the_other_in_one_call(sqs, sqs_options):
+    url = sqs.create_queue(QueueName="chain")["QueueUrl"]
+    events = [event("charge", key=key) for key in "abaa"]
+    assert sent(SQSPublisher(url, **sqs_options), *events) == [*map(Confirmed, events)]
+
+
 def test_a_message_has_the_events_id_and_headers(sqs, sqs_options):
     url = sqs.create_queue(QueueName="plain")["QueueUrl"]
     one = event("charge.created")
@@ -109,9 +115,9 @@ def test_bytes_go_as_base64(sqs, sqs_options, payload):
     [
         (
             {"headers": {f"name-{number}": "x" for number in range(8)}},
-            "at most 10 attributes, including headers",
+            "accepts at most 10 attributes, including headers",
         ),
-        ({"payload": b""}, "no empty messages"),
+        ({"payload": b""}, "does not accept empty messages"),
     ],
 )
 def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirmed(
@@ -122,11 +128,11 @@ def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirm
     outcomes = sent(SQSPublisher(url, **sqs_options), good, bad)
     assert outcomes == [
         Confirmed(good),
-        Refused(bad, f"SQS accepts {reason}", permanent=True),
+        Refused(bad, f"SQS {reason}", permanent=True),
     ]
 
 
-def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(
+def test_an_event_that_makes_a_whole_call_fail_alone_uses_up_an_attempt(
     sqs, sqs_options
 ):
     """As it does for a header with a name that it does not take."""
@@ -147,7 +153,7 @@ def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(
         (403, "SignatureDoesNotMatch"),
     ],
 )
-def test_an_illness_of_the_service_is_no_events_fault(sqs_account, status, code):
+def test_a_failing_service_is_not_blamed_on_an_event(sqs_account, status, code):
     class Ill(BaseHTTPRequestHandler):
         def do_POST(self):
             self.send_response(status)

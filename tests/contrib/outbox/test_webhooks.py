@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -11,17 +12,25 @@ import pytest
 import standardwebhooks
 from django.core.exceptions import ImproperlyConfigured
 
+from django_idempotency.contrib.outbox.chains import Chains
+from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishers.webhooks import (
+    LEFT_ALONE,
     SILENT,
     Endpoint,
     WebhookPublisher,
+    _is_public,
+    _Line,
+    _Post,
 )
-from django_idempotency.messages.publisher import Confirmed, NotSent, Refused
-from tests.contrib.outbox.events import TRACE, event, sent
+from django_idempotency.contrib.outbox.relay import EventRelay
+from django_idempotency.messages.publisher import Confirmed, NotSent, Postponed, Refused
+from tests.contrib.outbox.events import TRACE, event, publish_all, sent
 from tests.support.private_servers import free_port
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.webhooks
+HERE = "django_idempotency.contrib.outbox.publishers.webhooks"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_d2ViaG9vay1zZWNyZXQtZm9yLXRlc3Rz"
 
@@ -38,7 +47,8 @@ def by_topic(urls, **options):
 
 
 class Site:
-    """Keeps what was posted to it, and answers with what the path says: ``/204``. ``/slow`` waits for ``go``.
+    """Keeps what was posted to it, and answers with what the path says: ``/204``.
+    ``/hangs`` waits for ``go``, and ``/slow`` a second.
 
     ``/drip`` sends a byte of a header now and then, until ``go``.
     """
@@ -52,8 +62,8 @@ class Site:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 site.requests.append((self.path, dict(self.headers), body))
-                if self.path == "/slow":
-                    site.go.wait(30)
+                if self.path in ("/hangs", "/slow"):
+                    site.go.wait(1 if self.path == "/slow" else 60)
                 if self.path == "/drip":
                     self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
                     while not site.go.wait(0.1):
@@ -70,6 +80,9 @@ class Site:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def paths(self):
+        return [path for path, *_ in self.requests]
 
 
 @pytest.fixture
@@ -107,7 +120,7 @@ def test_anything_but_2xx_is_refused(site, status, permanent):
     assert len(site.requests) == 1
 
 
-def test_a_request_has_a_deadline_as_a_whole_and_leaves_no_thread(site):
+def test_a_request_has_one_deadline_and_its_thread_ends(site):
     publisher = by_topic(
         {"drip": f"{site.url}/drip", "quick": f"{site.url}/204"}, timeout=2
     )
@@ -115,46 +128,173 @@ def test_a_request_has_a_deadline_as_a_whole_and_leaves_no_thread(site):
     before = threading.active_count()
     begun = time.monotonic()
     outcomes = sent(publisher, *drips, quick)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
     assert outcomes == [
         *(Refused(one, "the endpoint did not respond") for one in drips),
         Confirmed(quick),
     ]
     site.go.set()
-    eventually(
-        lambda: threading.active_count() <= before + 1
-    )  # one that looks hosts up, if any
+    # one that looks hosts up, if any
+    eventually(lambda: threading.active_count() <= before + 1)
 
 
 def test_an_endpoint_takes_only_its_share_of_the_requests(site):
     """Otherwise one that hangs would keep all others waiting."""
     publisher = by_topic(
-        {"slow": f"{site.url}/slow", "quick": f"{site.url}/204"},
+        {"hangs": f"{site.url}/hangs", "quick": f"{site.url}/204"},
         concurrency=4,
         timeout=30,
     )
-    slow, quick = [event("slow") for _ in range(8)], [event("quick") for _ in range(8)]
-    outcomes = sent(publisher, *slow, *quick, timeout=3)
-    assert [path for path, *_ in site.requests].count("/slow") == 1
-    assert outcomes == [*map(NotSent, slow[1:]), *map(Confirmed, quick)]
-
-
-def test_an_endpoint_that_gives_no_answer_is_left_alone_for_a_while(site, monkeypatch):
-    monkeypatch.setattr(
-        "django_idempotency.contrib.outbox.publishers.webhooks.LEFT_ALONE", 1.5
-    )
-    publisher = webhooks(f"{site.url}/slow", SECRET, timeout=0.2, concurrency=1)
-    reasons = [
-        outcome.reason for outcome in sent(publisher, *(event("a") for _ in range(8)))
+    hanging, quick = ([event(topic) for _ in range(8)] for topic in ("hangs", "quick"))
+    outcomes = sent(publisher, *hanging, *quick, timeout=3)
+    assert site.paths().count("/hangs") == 1
+    assert outcomes[-8:] == [*map(Confirmed, quick)]
+    assert [(type(each), each.event) for each in outcomes[:-8]] == [
+        (Postponed, each) for each in hanging[1:]
     ]
-    assert reasons == ["the endpoint did not respond"] * SILENT + [
-        f"the endpoint is left alone: it did not respond {SILENT} times"
-    ] * (8 - SILENT)
-    assert len(site.requests) <= SILENT  # the server may not have read each of them yet
+    delays = [each.delay for each in outcomes[:-8]]
+    assert delays == sorted(delays)
+    assert delays[0] < delays[-1] <= LEFT_ALONE
+
+
+def test_the_next_event_of_a_key_does_not_wait_for_an_endpoint_that_hangs(site):
+    urls = {"hangs": f"{site.url}/hangs", "quick": f"{site.url}/204"}
+    publisher = by_topic(urls, timeout=60)
+    hanging, *quick = event("hangs"), *(event("quick", key="k") for _ in range(3))
+    chains = Chains([hanging, *quick], (), lambda: True)
+    publisher.connect()
+    sending = publisher.send(chains, 60)
+    for one in quick:
+        assert next(sending) == Confirmed(one)
+        chains.confirm(one)
+    sending.close()
+    publisher.close()
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_mute_endpoint_is_left_alone_for_a_while(site, monkeypatch, concurrency):
+    """Requests that were under way at once all count."""
+    monkeypatch.setattr(f"{HERE}.LEFT_ALONE", 1.5)
+    publisher = webhooks(
+        f"{site.url}/hangs", SECRET, timeout=0.2, concurrency=concurrency
+    )
+    events = [event("a") for _ in range(40)]
+    reasons = [outcome.reason for outcome in sent(publisher, *events)]
+    requests = reasons.count("the endpoint did not respond")
+    assert SILENT <= requests < SILENT + concurrency
+    assert all("the endpoint is left alone" in each for each in reasons[requests:])
+    # the server may not have read each of them yet
+    assert len(site.requests) <= requests
     site.go.set()
     one = event("a")
     eventually(lambda: sent(publisher, one) == [Confirmed(one)])
     assert publisher._silent == {}
+
+
+def test_an_endpoint_that_has_not_responded_gets_one_request_at_a_time(site):
+    publisher = by_topic({"hangs": f"{site.url}/hangs"}, timeout=0.5)
+    for requests in (publisher.share, 1):
+        outcomes = sent(publisher, *(event("hangs") for _ in range(8)))
+        assert list(map(type, outcomes)).count(Refused) == requests
+
+
+URLS: dict[str, str] = {}  # by topic, for the relay
+
+
+def endpoint_of(event):
+    return Endpoint(URLS[event.topic], [SECRET])
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize(
+    ("path", "most"), [("/hangs", 2 * SILENT), ("/slow", 60)], ids=["hangs", "is slow"]
+)
+def test_events_of_one_endpoint_do_not_stop_those_of_others(site, outbox, path, most):
+    """They are published before the others, many batches of them. Without isolation, an
+    endpoint that hangs is asked 20 times first, and one that is slow for each event.
+    """
+    URLS.update(bad=f"{site.url}{path}", good=f"{site.url}/204")
+    options = {
+        "endpoint": f"{__name__}.endpoint_of",
+        "timeout": 2,
+        "allow_private": True,
+    }
+    backend = {"BACKEND": f"{HERE}.WebhookPublisher", "OPTIONS": options}
+    outbox(PUBLISHERS={"default": backend}, BATCH=50, FIRST_DELAY=1, LONGEST_DELAY=60)
+    publish_all(*["bad"] * 200, *["good"] * 10)
+    stop = threading.Event()
+    relay = threading.Thread(target=EventRelay("default").run, args=[stop])
+    relay.start()
+    try:
+        eventually(lambda: site.paths().count("/204") >= 10)
+        assert site.paths().count(path) <= most
+        # a postponement is no attempt
+        waiting = OutboxEvent.objects.filter(error__contains="go first")
+        assert set(waiting.values_list("attempts", "status")) == {(1, "pending")}
+    finally:
+        site.go.set()
+        stop.set()
+        relay.join()
+
+
+@pytest.mark.parametrize("key", ["k", ""], ids=["one key", "no key"])
+def test_a_healthy_endpoint_gets_its_next_events_at_once(
+    site, outbox, monkeypatch, key
+):
+    """If the next one of a key were postponed, all events behind it would be, too."""
+    # it gets to 12 in its turn, by whatever clock
+    monkeypatch.setattr(_Line, "age", lambda line: line.ended / 12)
+    URLS["good"] = f"{site.url}/204"
+    options = {
+        "endpoint": f"{__name__}.endpoint_of",
+        "timeout": 5,
+        "concurrency": 4,
+        "allow_private": True,
+    }
+    backend = {"BACKEND": f"{HERE}.WebhookPublisher", "OPTIONS": options}
+    outbox(PUBLISHERS={"default": backend}, BATCH=20, FIRST_DELAY=60, LONGEST_DELAY=60)
+    publish_all(*[f"good/{key}"] * 50)
+    assert EventRelay("default").run_once() == 50
+    assert site.paths() == ["/204"] * 50
+
+
+def test_events_that_an_endpoint_would_not_get_to_soon_are_postponed(site):
+    line = _Line()
+    line.begun, line.ended = time.monotonic() - 100, 10
+    line.waiting.extend(
+        _Post(event("a"), Endpoint(site.url, [SECRET])) for _ in range(5)
+    )
+    outcomes = [type(outcome) for outcome in line.left(turn=35)]
+    assert outcomes == [NotSent] * 3 + [Postponed] * 2
+    line.ended = 0
+    assert set(map(type, line.left(turn=35))) == {Postponed}
+    assert set(map(type, line.left(turn=math.inf))) == {NotSent}
+
+
+def test_a_host_whose_lookup_hangs_does_not_delay_others(site, monkeypatch):
+    """Nor have two requests to it two lookups."""
+    real, go, asked = socket.getaddrinfo, threading.Event(), []
+
+    def getaddrinfo(host, *rest, **named):
+        if host.endswith(".test"):
+            asked.append(host)
+            go.wait(60)
+        return real("127.0.0.1", *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    port = site.server.server_port
+    urls = {f"bad-{n}": f"http://{n}.test:{port}/204" for n in range(15)}
+    urls["good"] = f"http://localhost:{port}/204"
+    publisher = by_topic(urls, concurrency=64)
+    try:
+        outcomes = sent(publisher, *(event(topic) for topic in urls for _n in range(2)))
+        assert {
+            (each.event.topic == "good", isinstance(each, Confirmed))
+            for each in outcomes
+        } == {(True, True), (False, False)}
+        assert len(asked) == 15
+    finally:
+        go.set()
 
 
 def test_addresses_that_are_not_public_need_to_be_allowed(site):
@@ -169,6 +309,37 @@ def test_addresses_that_are_not_public_need_to_be_allowed(site):
         (outcome,) = sent(webhooks(url, SECRET, allow_private=False), event("a"))
         assert outcome.reason == "the endpoint's address is not public", host
     assert site.requests == []
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("::ffff:8.8.8.8", True),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("224.0.0.1", False),
+        ("fd00::1", False),
+        ("fe80::1", False),
+        ("64:ff9b::a00:1", False),  # NAT64
+        ("64:ff9b::808:808", False),
+        ("2002:a00:1::1", False),  # 6to4
+        ("2001:0:4136:e378:8000:63bf:f5ff:fffe", False),  # Teredo
+        ("::a00:1", False),
+        ("4000::1", False),  # not assigned
+    ],
+)
+def test_an_address_is_public_if_it_is_of_the_assigned_space(address, public):
+    assert _is_public(address) is public
+
+
+@pytest.mark.parametrize("wrong", ["é", " x", "a\r\nb"])
+def test_a_header_that_http_does_not_carry_is_the_events_fault(site, wrong):
+    publisher = webhooks(f"{site.url}/204", SECRET)
+    (outcome,) = sent(publisher, event("a", headers={"name": wrong}))
+    assert outcome.reason == "its URL or headers can't be sent over HTTP"
+    assert publisher._silent == {}
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(

@@ -8,8 +8,9 @@ from django_idempotency.contrib.partitions import conversion, locks
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.layout import TABLE, detachment
 from django_idempotency.models import IdempotencyRecord
-from tests.contrib.partitions.table import DAYS, HOURS, run_sql
+from tests.contrib.partitions.table import DAYS, HOURS
 from tests.support.partitioned import divide, make_plain
+from tests.support.sql import run_sql
 from tests.support.threads import OtherThread
 
 
@@ -31,7 +32,9 @@ def table(payer, short_watch):
 
 @pytest.fixture
 def days(table):
-    """Partitions of yesterday and before, of the last hour and now, and of tomorrow and later."""
+    """Partitions of yesterday and before, of the last hour and now, and of tomorrow and
+    later.
+    """
     now = read_layout().now
     divide(now - DAYS, now - HOURS, now + DAYS)
 

@@ -12,7 +12,7 @@ from django.db import transaction
 from django_idempotency.contrib.partitions.layout import TABLE
 from django_idempotency.values.policy import Policy
 from tests.support.callers import claim, entry_point, paying, shift
-from tests.support.maintained import run_sql
+from tests.support.sql import run_sql
 
 HOUR, DAY = 3600, 24 * 3600
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -29,35 +29,42 @@ def rows(partition):
 
 
 def old(key="k", *, age=2 * HOUR, purge_at=-HOUR, **policy):
-    """A key with an answer, that was claimed so many seconds ago, and whose time is up by default."""
+    """A key with an answer, that was claimed so many seconds ago, and whose time is up
+    by default.
+    """
     assert entry_point(paying, **policy)(key).status_code == 201
     shift(key, created_at=-age, expires_at=purge_at, purge_at=purge_at)
 
 
 def described():
-    """All that makes the table what it is: columns, constraints, indexes, owner, grants and comment."""
+    """All that makes the table what it is: columns, constraints, indexes, owner, grants
+    and comment.
+    """
     of_table = f"'{TABLE}'::regclass"
     return {
         "columns": run_sql(f"""
-            SELECT attname, format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid), attstorage
-            FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+            SELECT attname, format_type(atttypid, atttypmod), attnotnull,
+                pg_get_expr(adbin, adrelid), attstorage
+            FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid
+                AND adnum = attnum
             WHERE attrelid = {of_table} AND attnum > 0 ORDER BY attnum
         """),
         "constraints": run_sql(f"""
-            SELECT conname, contype, convalidated FROM pg_constraint WHERE conrelid = {of_table} ORDER BY conname
+            SELECT conname, contype, convalidated FROM pg_constraint
+                WHERE conrelid = {of_table} ORDER BY conname
         """),
         "indexes": [
-            (
-                name,
-                re.sub(r"::[a-z ]+(\[\])?|[()]", "", predicate or ""),
-            )  # the casts are written in several ways
+            # the casts are written in several ways
+            (name, re.sub(r"::[a-z ]+(\[\])?|[()]", "", predicate or ""))
             for name, predicate in run_sql(f"""
-                SELECT relname, pg_get_expr(indpred, indrelid) FROM pg_index JOIN pg_class ON oid = indexrelid
+                SELECT relname, pg_get_expr(indpred, indrelid) FROM pg_index
+                    JOIN pg_class ON oid = indexrelid
                 WHERE indrelid = {of_table} ORDER BY relname
             """)
         ],
         "rest": run_sql(f"""
-            SELECT relowner::regrole::text, coalesce(relacl, acldefault('r', relowner))::text, obj_description(oid),
+            SELECT relowner::regrole::text, coalesce(relacl, acldefault('r',
+                relowner))::text, obj_description(oid),
                    relreplident
             FROM pg_class WHERE oid = {of_table}
         """),

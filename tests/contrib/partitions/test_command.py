@@ -9,13 +9,13 @@ from django.core.management import CommandError, call_command
 
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable, enable_plan
-from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.contrib.partitions.layout import TABLE, NotConvertible
 from django_idempotency.contrib.partitions.upkeep import drop, ensure, status
-from django_idempotency.values.exceptions import NotConvertible
-from tests.contrib.partitions.table import HOURS, old, plain_table, postgresql, run_sql
+from tests.contrib.partitions.table import HOURS, old, plain_table, postgresql
 from tests.support.aliases import role
 from tests.support.checks import PARTITIONS, found
 from tests.support.partitioned import divide
+from tests.support.sql import run_sql
 from tests.support.threads import just_before
 
 
@@ -62,7 +62,7 @@ def test_the_command_keeps_partitions(table, told, capsys):
 
 @postgresql
 @plain_table
-def test_status_needs_no_rights_on_the_partitions(days, told):
+def test_status_works_without_rights_on_the_partitions(days, told):
     """A role that may read the table may see how it is divided."""
     old()
     with role(f"SELECT ON {TABLE}") as name:

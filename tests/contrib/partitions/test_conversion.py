@@ -12,14 +12,14 @@ from django.db import connection
 from django_idempotency import engine
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable, enable_plan
-from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.contrib.partitions.layout import TABLE, NotConvertible
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.stores import store_for
-from django_idempotency.values.exceptions import NotConvertible
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from django_idempotency.values.policy import Policy
-from tests.contrib.partitions.table import DAYS, described, old, run_sql
+from tests.contrib.partitions.table import DAYS, described, old
 from tests.support.callers import claim, effects, entry_point, is_replay, paying, record
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
 
@@ -65,7 +65,7 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
         run_sql(f"REVOKE SELECT ON {TABLE} FROM PUBLIC")
 
 
-def test_enable_follows_its_plan_and_the_switch_reads_no_row(table, other_thread):
+def test_enable_follows_its_plan_and_the_switch_does_not_read_rows(table, other_thread):
     old()
     before = described()["indexes"]
     planned, sent = enable_plan(), []
@@ -80,7 +80,10 @@ def test_enable_follows_its_plan_and_the_switch_reads_no_row(table, other_thread
         sql for sql in planned if sql not in ("BEGIN", "COMMIT")
     ]
     # Its indexes are those that were there: none was built anew, which takes long.
-    of_first = f"SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = '{TABLE}_p0'::regclass"
+    of_first = (
+        "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid ="
+        f" '{TABLE}_p0'::regclass"
+    )
     names = [name for (name,) in run_sql(of_first)]
     assert sorted(names) == [f"{name}_p0" for name, _predicate in before]
 
@@ -104,8 +107,10 @@ def test_enable_follows_its_plan_and_the_switch_reads_no_row(table, other_thread
             "index mine",
         ),
         (
-            f"CREATE TRIGGER mine BEFORE UPDATE ON {TABLE} FOR EACH ROW"
-            " EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+            (
+                f"CREATE TRIGGER mine BEFORE UPDATE ON {TABLE} FOR EACH ROW"
+                " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+            ),
             f"DROP TRIGGER mine ON {TABLE}",
             "trigger mine",
         ),
@@ -169,7 +174,9 @@ def test_of_two_who_enable_at_once_the_second_is_refused(table, other_thread):
 
 
 def test_requests_continue_during_a_conversion(table):
-    """On connections that have prepared their statements, and in a session that has run the claim before."""
+    """On connections that have prepared their statements, and in a session that has run
+    the claim before.
+    """
     stop = threading.Event()
 
     def pay_again_and_again(number):

@@ -1,4 +1,6 @@
-"""``drop`` takes partitions whose time is over, and no key that is live, on hold or used again."""
+"""``drop`` takes partitions whose time is over, and no key that is live, on hold or
+used again.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from django_idempotency.stores.errors import store_errors
 from django_idempotency.values.exceptions import StoreConflict
 from django_idempotency.values.outcomes import Claimed, Keep, StoredResponse
 from django_idempotency.values.policy import Lease, Policy
+from django_idempotency.values.rules import FOR_GOOD
 from tests.contrib.partitions.table import (
     ACTIVITY,
     DAY,
@@ -38,7 +41,6 @@ from tests.contrib.partitions.table import (
     old,
     pay,
     rows,
-    run_sql,
 )
 from tests.support.callers import (
     claim,
@@ -49,8 +51,9 @@ from tests.support.callers import (
     record,
     shift,
 )
-from tests.support.checks import PARTITIONS, found
+from tests.support.checks import PARTITIONS, found, ids_found
 from tests.support.maintained import RecordFactory
+from tests.support.sql import run_sql
 from tests.support.statements import buffers, explaining
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
@@ -150,6 +153,7 @@ def test_a_record_that_waits_for_its_partition_is_not_late_for_a_day(
     days, due_for, behind
 ):
     """Nothing else deletes it where ``drop`` is all that runs."""
+    drop()  # the former table is gone
     RecordFactory(created_at=read_layout().now)
     due_at = read_layout().now - due_for
     IdempotencyRecord.objects.update(expires_at=due_at, purge_at=due_at)
@@ -157,8 +161,24 @@ def test_a_record_that_waits_for_its_partition_is_not_late_for_a_day(
     assert (late["due"], late["lag"]) == (1, pytest.approx(behind, abs=60))
 
 
+@pytest.mark.parametrize(("due_for", "behind"), [(70 * HOURS, 0), (74 * HOURS, 7200)])
+def test_a_record_in_the_former_table_is_not_late_before_that_can_be_dropped(
+    table, due_for, behind
+):
+    """It takes records for two more days, and waits until the last one has expired, a
+    day later.
+    """
+    enable()
+    due_at = read_layout().now - due_for
+    RecordFactory(created_at=due_at)
+    IdempotencyRecord.objects.update(expires_at=due_at, purge_at=due_at)
+    assert due()["lag"] == pytest.approx(behind, abs=60)
+
+
 def test_an_early_claim_finds_the_partition_closed(days):
-    """As late as that a statement must hang for as long as keys are kept; but then it must not be lost."""
+    """As late as that a statement must hang for as long as keys are kept; but then it
+    must not be lost.
+    """
     with (
         pytest.raises(StoreConflict),
         just_before("ALTER TABLE .* DETACH .*_p1", insert_late),
@@ -186,16 +206,29 @@ def in_300_ms(thread):
 
 def test_a_detach_that_was_cancelled_while_it_waited_is_finished(days, other_thread):
     old()
-    cancel = f"SELECT pg_cancel_backend(pid) {ACTIVITY.removeprefix('SELECT 1')} AND {DETACH_WAITS}"
+    cancel = (
+        f"SELECT pg_cancel_backend(pid) {ACTIVITY.removeprefix('SELECT 1')} AND"
+        f" {DETACH_WAITS}"
+    )
     with long_transaction(other_thread), ThreadPoolExecutor(1) as pool:
         dropping = pool.submit(in_threads, 1, lambda _: drop())
         eventually(lambda: run_sql(cancel) or dropping.done())
-        ((dropped),) = dropping.result()
+        (dropped,) = dropping.result()
     assert "canceling statement" in dropped.kept[OLDEST]
     oldest, *_ = status().partitions
     assert (oldest.retired, oldest.detaching) == (True, True)
     assert found(label=PARTITIONS) == []
     assert drop().dropped == (OLDEST, YESTERDAY)
+
+
+def test_records_kept_for_good_are_refused_as_they_keep_their_partition(days, settings):
+    assert ids_found("E003", label=PARTITIONS) == []
+    settings.IDEMPOTENCY = {"RETENTION": None}
+    assert ids_found("E003", label=PARTITIONS) == ["E003"]
+    settings.IDEMPOTENCY = {}
+    old("k", purge_at=FOR_GOOD)
+    assert ids_found("E003", label=PARTITIONS) == ["E003"]
+    assert YESTERDAY in drop().kept
 
 
 def half_detach(partition, other_thread, other):
@@ -256,7 +289,7 @@ def test_nobody_waits_for_a_drop_that_waits_for_a_long_transaction(days, other_t
             assert other_thread(entry_point(paying), f"k{number}").status_code == 201
         assert not dropping.done()
         run.verdict = Keep(StoredResponse(201))
-    ((dropped),) = dropping.result()
+    (dropped,) = dropping.result()
     assert dropped.dropped == (OLDEST, YESTERDAY)
 
 
@@ -276,12 +309,16 @@ def fill(age, count):
     """So many responses, made so long ago and due by and by, and one key on hold."""
     run_sql(f"""
         INSERT INTO {TABLE} (
-            id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,
+            id, scope, key, method, path, fingerprint, mode, created_at, status,
+                updated_at, expires_at, purge_at,
             on_hold, response_status, response_headers
         )
-        SELECT gen_random_uuid(), 's', 'k', '', '', '', 'lease', now() - interval '{age} s',
-            CASE WHEN n = 1 THEN 'failed' ELSE 'completed' END, now(), now() + make_interval(secs => n - {count // 2}),
-            now() + make_interval(secs => n - {count // 2}), n = 1, CASE WHEN n > 1 THEN 200 END,
+        SELECT gen_random_uuid(), 's', 'k', '', '', '', 'lease', now() -
+            interval '{age} s',
+            CASE WHEN n = 1 THEN 'failed' ELSE 'completed' END, now(),
+                now() + make_interval(secs => n - {count // 2}),
+            now() + make_interval(secs => n - {count // 2}), n = 1, CASE
+                WHEN n > 1 THEN 200 END,
             CASE WHEN n > 1 THEN '{{}}'::jsonb END
         FROM generate_series(1, {count}) AS n
     """)
@@ -308,13 +345,16 @@ def test_records_that_keep_a_partition_are_found_by_the_partial_indexes(days):
 def test_a_claim_reads_only_its_row_in_all_partitions(days):
     fill(2 * HOUR, 20_000)
     fill(0, 20_000)
-    pay()  # the session reads the catalogs, once
-    (read,) = buffers_of(pay, "django_idempotency_claim")
-    assert read < 50
+    # A session reads the catalogs once, and again after an ANALYZE of any partition.
+    read = [buffers_of(pay, "django_idempotency_claim") for _time in range(4)]
+    assert all(len(claims) == 1 for claims in read)
+    assert min(read)[0] < 50
 
 
 def ways(plan):
-    """How a plan reads the partitions with rows: pairs of the partition and the index, or else the kind of scan."""
+    """How a plan reads the partitions with rows: pairs of the partition and the index,
+    or else the kind of scan.
+    """
     parts = plan.get("Plans", [])
     found = {way for part in parts for way in ways(part)}
     if (

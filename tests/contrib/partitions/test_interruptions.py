@@ -11,10 +11,11 @@ from django_idempotency.contrib.partitions.layout import TABLE
 from django_idempotency.contrib.partitions.upkeep import ensure, status
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.policy import Policy
-from tests.contrib.partitions.table import ACTIVITY, YESTERDAY, old, rows, run_sql
+from tests.contrib.partitions.table import ACTIVITY, YESTERDAY, old, rows
 from tests.support.callers import claim, effects, entry_point, is_replay, paying
 from tests.support.checks import PARTITIONS, found
 from tests.support.owner_process import commanding
+from tests.support.sql import run_sql
 from tests.support.threads import wait_little_for_locks
 from tests.support.waiting import eventually
 
@@ -48,7 +49,10 @@ def kill(*arguments, before):
 
 def run_again(*arguments):
     """Once the server has noticed that the other one is dead."""
-    at_work = f"{ACTIVITY} AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory') AND pid <> pg_backend_pid()"
+    at_work = (
+        f"{ACTIVITY} AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
+        " AND pid <> pg_backend_pid()"
+    )
     eventually(lambda: not run_sql(at_work))
     call_command(COMMAND, *arguments, verbosity=0)
 

@@ -11,16 +11,9 @@ from django_idempotency.models import Status
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, StoredResponse
 from django_idempotency.values.policy import Policy
-from tests.contrib.partitions.table import (
-    DAY,
-    HOUR,
-    YESTERDAY,
-    live,
-    old,
-    rows,
-    run_sql,
-)
+from tests.contrib.partitions.table import DAY, HOUR, YESTERDAY, live, old, rows
 from tests.support.callers import claim, record, shift
+from tests.support.sql import run_sql
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
 
@@ -48,7 +41,10 @@ def test_maintenance_goes_through_all_partitions(days):
 
 def test_the_size_is_the_sum_of_the_partitions(days):
     old()
-    sizes = "SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = %s::regclass"
+    sizes = (
+        "SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent"
+        " = %s::regclass"
+    )
     assert stats()["bytes"] == run_sql(sizes, [TABLE])[0][0]
 
 

@@ -21,11 +21,11 @@ from tests.contrib.partitions.table import (
     TODAY,
     YESTERDAY,
     rows,
-    run_sql,
 )
 from tests.support.callers import claim, effects, entry_point, paying
 from tests.support.checks import PARTITIONS, found
 from tests.support.partitioned import divide
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
@@ -80,7 +80,7 @@ def test_ensure_holds_up_nobody_and_waits_for_nobody(table, other_thread):
         assert other_thread(entry_point(paying), "other").status_code == 201
 
 
-def test_infinity_is_no_end(table):
+def test_infinity_is_not_a_time_of_expiry(table):
     divide(MIDNIGHT, MIDNIGHT + DAYS)
     for name, bounds in [
         (OLDEST, "'-infinity') TO ('2026-01-01'"),
@@ -88,7 +88,8 @@ def test_infinity_is_no_end(table):
     ]:
         run_sql(f"DROP TABLE {name}")
         run_sql(
-            f"CREATE TABLE {name} PARTITION OF {TABLE} (PRIMARY KEY (id)) FOR VALUES FROM ({bounds})"
+            f"CREATE TABLE {name} PARTITION OF {TABLE} (PRIMARY KEY (id)) FOR VALUES"
+            f" FROM ({bounds})"
         )
     first, *_, last = read_layout().partitions
     assert (first.lower, last.upper) == (None, None)
@@ -113,7 +114,8 @@ def test_the_check_warns_of_too_few_partitions(table):
     ensure()
     assert found(label=PARTITIONS) == []
     run_sql(
-        f"DROP TABLE {', '.join(partition.name for partition in read_layout().partitions[1:])}"
+        "DROP TABLE"
+        f" {', '.join(partition.name for partition in read_layout().partitions[1:])}"
     )
     (message,) = found(label=PARTITIONS)
     assert (message.id, "ensure" in message.hint) == (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from django.db import connections
 
 from django_idempotency.contrib.partitions.conversion import enable
 from django_idempotency.contrib.partitions.layout import TABLE
 from tests.faults.cluster import room, running_cluster
 from tests.support.aliases import alias_of_cluster
+from tests.support.sql import run_sql
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.server]
@@ -33,20 +35,18 @@ def private(transactional_db, server):
         yield PRIVATE
 
 
-def sql(statement):
-    with connections[PRIVATE].cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else None
+sql = partial(run_sql, using=PRIVATE)
 
 
 def make_records(count):
     columns = (
-        "id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,"
-        " response_status, response_headers"
+        "id, scope, key, method, path, fingerprint, mode, created_at, status,"
+        " updated_at, expires_at, purge_at, response_status, response_headers"
     )
     sql(f"""
         INSERT INTO {TABLE} ({columns})
-        SELECT gen_random_uuid(), 's', number, '', '', '', 'atomic', now(), 'completed', now(), now(), now(), 200,
+        SELECT gen_random_uuid(), 's', number, '', '', '', 'atomic', now(),
+            'completed', now(), now(), now(), 200,
             '[]'
         FROM generate_series(1, {count}) AS number
     """)
@@ -65,7 +65,8 @@ def slow_autovacuum(private):
     settings = slow | soon
     make_records(50_000)
     sql(
-        f"ALTER TABLE {TABLE} SET ({', '.join(f'{name} = {value}' for name, value in settings.items())})"
+        f"ALTER TABLE {TABLE} SET"
+        f" ({', '.join(f'{name} = {value}' for name, value in settings.items())})"
     )
     sql(f"DELETE FROM {TABLE} WHERE key::int % 2 = 0")
     ((pid,),) = eventually(lambda: sql(RUNNING))

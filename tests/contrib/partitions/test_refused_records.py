@@ -1,4 +1,6 @@
-"""A record without a partition is refused, and said to be; the CHECKs of partitioning are told from others."""
+"""A record without a partition is refused, and said to be; the CHECKs of partitioning
+are told from others.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from django_idempotency import engine
 from django_idempotency.contrib.partitions.layout import RETIRED, TABLE, UNTIL
 from django_idempotency.stores.errors import store_errors
 from django_idempotency.values.exceptions import StoreUnavailable
-from tests.contrib.partitions.table import run_sql
 from tests.stores.contract import ATOMIC, _kept_connection, operation
+from tests.support.sql import run_sql
 
 pytestmark = [pytest.mark.usefixtures("transactional_db"), pytest.mark.postgresql]
 
@@ -20,11 +22,8 @@ pytestmark = [pytest.mark.usefixtures("transactional_db"), pytest.mark.postgresq
     [
         ("refused", IntegrityError, "refused"),
         (UNTIL, StoreUnavailable, "idempotency_partitions ensure"),
-        (
-            RETIRED,
-            StoreUnavailable,
-            "again and again",
-        ),  # another partition may take it, the next time
+        # another partition may take it, the next time
+        (RETIRED, StoreUnavailable, "again and again"),
     ],
 )
 def test_a_refused_record_is_tried_again_only_where_that_helps(
@@ -43,9 +42,15 @@ def test_a_refused_record_is_tried_again_only_where_that_helps(
 @pytest.mark.parametrize(
     "refused",
     [
-        f"CREATE TEMP TABLE divided (key text, CONSTRAINT {UNTIL} CHECK (false));"
-        "INSERT INTO divided VALUES ('the-raw-key')",
-        "DO $$ BEGIN RAISE check_violation USING TABLE = 'record', DETAIL = 'the-raw-key'; END $$",  # no constraint's
+        (
+            f"CREATE TEMP TABLE divided (key text, CONSTRAINT {UNTIL} CHECK (false));"
+            "INSERT INTO divided VALUES ('the-raw-key')"
+        ),
+        # no constraint's
+        (
+            "DO $$ BEGIN RAISE check_violation USING TABLE = 'record', DETAIL ="
+            " 'the-raw-key'; END $$"
+        ),
     ],
 )
 def test_a_missing_partition_is_logged_without_the_row(refused, caplog):
@@ -65,12 +70,14 @@ def test_a_missing_partition_is_logged_without_the_row(refused, caplog):
 
 
 @pytest.mark.plain_table
-def test_a_nameless_check_violation_is_no_missing_partition(caplog):
-    """As from a worker of Citus: its code comes, and its text, but neither table nor constraint."""
+def test_a_nameless_check_violation_is_not_taken_for_a_missing_partition(caplog):
+    """As from a worker of Citus: its code comes, and its text, but neither table nor
+    constraint.
+    """
     run_sql(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE check_violation USING MESSAGE = 'passed on'; END $$;"
-        f"CREATE TRIGGER refuse BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION refuse()"
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE"
+        " check_violation USING MESSAGE = 'passed on'; END $$;CREATE TRIGGER refuse"
+        f" BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
     try:
         with pytest.raises(IntegrityError, match="passed on"):

@@ -1,4 +1,6 @@
-"""Claims that had to wait for as long as a conversion took go on behind it: nobody is refused."""
+"""Claims that had to wait for as long as a conversion took go on behind it: nobody is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from django_idempotency import engine
 from django_idempotency.contrib.partitions.conversion import enable_plan
 from django_idempotency.values.outcomes import Claimed, InFlight
 from django_idempotency.values.policy import Lease, Policy
-from tests.contrib.partitions.table import run_sql
 from tests.support.callers import operation
+from tests.support.sql import run_sql
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 

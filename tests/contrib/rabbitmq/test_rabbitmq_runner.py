@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.rabbitmq, pytest.mark.usefixtures("transactional_db")]
 
 
 class Queue:
-    """A queue of the test's own, its dead letters, and a way to publish to it, as the contract of runners wants it.
+    """A queue of the test's own, its dead letters, and a way to publish to it, as the
+    contract of runners wants it.
 
     Its messages without an id of their own are one.
     """
@@ -48,7 +49,8 @@ class Queue:
     def publish(self, *ids, body=b"{}", **options):
         for id in ids:
             kombu.Producer(self.channel).publish(
-                body, routing_key=self.name, content_type="application/json", content_encoding="binary",
+                body, routing_key=self.name,
+                content_type="application/json", content_encoding="binary",
                 message_id=id or "only", delivery_mode=2, **options,
             )  # fmt: skip
 
@@ -123,7 +125,9 @@ def rabbitmq(queue, handler, *, backoff=None, max_attempts=10, **options):
 def test_a_message_that_is_compressed_or_only_says_so_is_redelivered_as_it_was(
     queue, sent
 ):
-    """The header is kombu's own, but other publishers may give the name another meaning."""
+    """The header is kombu's own, but other publishers may give the name another
+    meaning.
+    """
     bodies = []
 
     def handle(message, context):
@@ -137,9 +141,8 @@ def test_a_message_that_is_compressed_or_only_says_so_is_redelivered_as_it_was(
         queue.publish("m", body=b'{"amount": 5}', **sent)
         eventually(lambda: runner.counts["Refused"])
     assert bodies == [b'{"amount": 5}'] * 2
-    if (
-        "compression" in sent
-    ):  # of what only says so, kombu could not read the dead letter
+    # of what only says so, kombu could not read the dead letter
+    if "compression" in sent:
         assert queue.dead().body == b'{"amount": 5}'
 
 
@@ -228,7 +231,9 @@ def test_a_message_handled_while_the_broker_is_down_takes_effect_once(queue):
 
 
 def test_a_connection_without_room_for_messages_stays_open(queue):
-    """RabbitMQ closes a connection that sends no heartbeat for twice the time that was agreed on."""
+    """RabbitMQ closes a connection that sends no heartbeat for twice the time that was
+    agreed on.
+    """
     gate = Gate(pay)
     runner = rabbitmq(queue, gate, ahead=1)
     runner.url, runner.heartbeat = f"{queue.url}?heartbeat=1", 0.2
@@ -258,8 +263,10 @@ def private_queue(tmp_path):
 @pytest.mark.slow
 @pytest.mark.private_rabbitmq
 @pytest.mark.timeout(120)
-def test_a_memory_alarm_of_the_broker_stops_no_runner(private_queue):
-    """RabbitMQ takes no delayed message and no dead letter then. The consumer keeps them, and goes on with others."""
+def test_runners_survive_a_memory_alarm_of_the_broker(private_queue):
+    """RabbitMQ takes no delayed message and no dead letter then. The consumer keeps
+    them, and goes on with others.
+    """
     queue, node = private_queue
 
     def handle(message, context):
@@ -290,7 +297,7 @@ def test_a_runner_stops_while_the_broker_is_unavailable():
     thread.start()
     threading.Event().wait(1)
     runner.stop()
-    thread.join(15)
+    thread.join(60)
     assert not thread.is_alive()
 
 

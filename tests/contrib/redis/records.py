@@ -1,8 +1,12 @@
-"""What the tests of the Redis store share: its settings, policies, operations, claims."""
+"""What the tests of the Redis store share: its settings, policies, operations,
+claims.
+"""
 
 from __future__ import annotations
 
 from uuid import uuid4
+
+import redis
 
 from django_idempotency import engine
 from django_idempotency.contrib.testing.stores import RESPONSE
@@ -26,6 +30,11 @@ def use(settings, url=None, **options):
     settings.IDEMPOTENCY = {
         "STORES": {"redis": {"BACKEND": BACKEND, "OPTIONS": options}}
     }
+
+
+def connections(client: redis.Redis) -> int:
+    """How many the server of ``client`` has taken so far."""
+    return client.info("stats")["total_connections_received"]
 
 
 def operation() -> Operation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from uuid import uuid4
 
 import pytest
@@ -11,12 +13,13 @@ from django_idempotency.contrib.testing.stores import RESPONSE, StoreContract
 from django_idempotency.stores import store_for
 from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, InFlight, Replay
-from tests.contrib.redis.records import LEASE, done, operation, use
+from tests.contrib.redis.records import LEASE, connections, done, operation, use
 from tests.support.redis_servers import running_cluster
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.redis_server, pytest.mark.slow]
+MINUTES = 600  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,75 @@ def test_keys_are_spread_over_the_masters(settings, shared):
         assert isinstance(store.claim(one, uuid4()), Claimed)
     assert {record.id for record in store.records()} == {one.id for one in operations}
     assert len({shared.master_of(store._key(one.id)).port for one in operations}) == 3
+
+
+@pytest.fixture
+def masters(settings, tmp_path):
+    """Three, none of which is taken for dead, however long it is frozen. Each has keys
+    of its own.
+    """
+    patient = ("--cluster-node-timeout", str(MINUTES * 1000))
+    partly = ("--cluster-require-full-coverage", "no")
+    with running_cluster(tmp_path, *patient, *partly, replicas=0) as running:
+        use_cluster(settings, running)
+        yield running
+
+
+def keys_by_master(cluster):
+    operations = defaultdict(list)
+    for one in (operation() for _ in range(100)):
+        operations[master_of(cluster, one).port].append(one)
+    return operations
+
+
+def new_claim(one):
+    return store_for(LEASE).claim(one, uuid4())
+
+
+def test_a_frozen_master_costs_its_own_keys_alone(masters, monkeypatch):
+    by_master = keys_by_master(masters)
+    frozen = masters.nodes[1]
+    one, *others = by_master.pop(frozen.port)
+    claim = new_claim(one)
+    frozen.freeze()
+    with pytest.raises(StoreUnavailable, match="TimeoutError"):
+        new_claim(others[0])
+    for other in others:
+        with pytest.raises(StoreUnavailable, match="a moment ago"):
+            new_claim(other)
+    for elsewhere in [one for ones in by_master.values() for one in ones]:
+        assert isinstance(new_claim(elsewhere), Claimed)
+    with pytest.raises(StoreUnavailable, match="TimeoutError"):
+        store_for(LEASE).renew([claim])
+    frozen.thaw()
+    paused = store_for(LEASE).connection._paused_until
+    (node,) = paused
+    monkeypatch.setitem(paused, node, time.monotonic())
+    assert isinstance(new_claim(others[1]), Claimed)
+    assert isinstance(new_claim(others[2]), Claimed)
+    assert not paused
+
+
+def test_a_master_that_timed_out_is_not_asked_once_more(masters):
+    one = operation()
+    new_claim(one)
+    node = master_of(masters, one)
+    with node.client as asking:
+        before = connections(asking)
+        node.freeze()
+        with pytest.raises(StoreUnavailable, match="TimeoutError"):
+            store_for(LEASE).read(one.id)
+        node.thaw()
+        assert connections(asking) == before
+
+
+@pytest.mark.parametrize("durability", ["none", "replicas"])
+def test_a_slot_that_no_master_had_is_looked_for_again(settings, shared, durability):
+    use_cluster(settings, shared, durability=durability)
+    store, one = store_for(LEASE), operation()
+    client = store.connection.client
+    del client.nodes_manager.slots_cache[client.keyslot(store._key(one.id))]
+    assert isinstance(new_claim(one), Claimed)
 
 
 def master_of(cluster, one):

@@ -1,4 +1,6 @@
-"""The Redis store: the contract on Redis and on Valkey, what its keys expire by, and what its failures come to."""
+"""The Redis store: the contract on Redis and on Valkey, what its keys expire by, and
+what its failures come to.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,19 @@ from uuid import uuid4
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
 
 from django_idempotency import engine, signals
 from django_idempotency.contrib.redis import scripts
 from django_idempotency.contrib.redis.client import connection
 from django_idempotency.contrib.redis.store import RedisStore
 from django_idempotency.contrib.testing.stores import RESPONSE, StoreContract
+from django_idempotency.maintenance.stats import alarms_of_store
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Seen
 from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Keep, Replay, StoredResponse
-from django_idempotency.values.policy import Body
+from django_idempotency.values.policy import Body, Lease
 from tests.contrib.redis.records import (
     BACKEND,
     HOLD,
@@ -32,8 +36,9 @@ from tests.contrib.redis.records import (
     use,
 )
 from tests.support.brokers import valkey_program
-from tests.support.callers import heard
+from tests.support.callers import entry_point, heard, is_replay
 from tests.support.checks import found, ids_found
+from tests.support.commands import told
 from tests.support.redis_servers import running_node
 from tests.support.waiting import eventually
 
@@ -125,6 +130,23 @@ def test_an_encrypted_response_that_is_written_again_is_the_same(settings, monke
     assert (rejected, len(completed)) == ([], 1)
 
 
+@pytest.mark.parametrize("status", [201, 402, 422])
+@pytest.mark.usefixtures("on_redis")
+def test_a_record_that_redis_has_lost_does_not_withdraw_the_response(status):
+    """As after a failover. No other attempt has run."""
+    runs = []
+
+    def view(request):
+        id = request.idempotency.record_id
+        store_for(RETRY).connection.client.delete(store_for(RETRY)._key(id))
+        return HttpResponse(runs.append(1), status=status)
+
+    send = entry_point(view, mode=RETRY.mode, store="redis")
+    first, second = send(), send()
+    assert first.status_code == second.status_code == status
+    assert (is_replay(second), len(runs)) == ((status != 422), 1 + (status == 422))
+
+
 @pytest.mark.parametrize(("audit", "kept"), [(None, 100), (500, 500)])
 @pytest.mark.usefixtures("on_redis")
 def test_when_a_record_in_progress_and_a_response_expire(audit, kept):
@@ -136,6 +158,15 @@ def test_when_a_record_in_progress_and_a_response_expire(audit, kept):
     assert 3605 < time_to_live(claim) <= 3610
     store.complete(claim, RESPONSE)
     assert kept - 5 < time_to_live(claim) <= kept
+
+
+@pytest.mark.usefixtures("on_redis")
+def test_a_record_without_retention_never_expires():
+    for_good = RETRY.derive(retention=None)
+    claim = claimed(for_good)
+    assert 3605 < time_to_live(claim) <= 3610
+    store_for(for_good).complete(claim, RESPONSE)
+    assert time_to_live(claim) is None
 
 
 @pytest.mark.usefixtures("on_redis")
@@ -165,6 +196,28 @@ def test_a_record_that_was_lost_during_its_run_is_written_anew(settings, encrypt
     replay = engine.begin(one, RETRY)
     assert isinstance(replay, Replay)
     assert replay.response.body == RESPONSE.body
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("on_redis")
+def test_the_reaper_frees_keys_in_redis_or_puts_them_on_hold():
+    short = Lease(seconds=1)
+    free, hold = (
+        claimed(RETRY.derive(mode=replace(short, on_crash=crash)))
+        for crash in ("retry", "hold")
+    )
+    store = store_for(RETRY)
+    assert eventually(
+        lambda: store.read(hold.id).locked_until < store.read(hold.id).now
+    )
+    (found,) = told("idempotency_reap", "--store=redis")
+    assert found["done"] == {"failed": 1, "on_hold": 1}
+    stand = [
+        (each.status, each.on_hold) for each in map(store.read, (free.id, hold.id))
+    ]
+    assert stand == [("failed", False), ("failed", True)]
+    assert not store.complete(free, RESPONSE)
+    assert alarms_of_store("redis", seconds=5)["stuck"] == 0
 
 
 @pytest.mark.usefixtures("on_redis")
@@ -216,7 +269,9 @@ def test_a_server_that_is_dead_is_unavailable_to_every_method(node):
 
 @pytest.mark.redis_server
 def test_a_full_server_refuses_new_records_and_keeps_old(node):
-    """It is also unavailable to a watch of leases: nobody can renew, so an owner whose lease lapses may be alive."""
+    """It is also unavailable to a watch of leases: nobody can renew, so an owner whose
+    lease lapses may be alive.
+    """
     running, ended, store = claimed(), done(), store_for(RETRY)
     node.client.config_set("maxmemory", "1")
     for refused in (claimed, lambda: store.leases_left({running.token: running.id})):
@@ -229,7 +284,9 @@ def test_a_full_server_refuses_new_records_and_keeps_old(node):
 
 @pytest.mark.redis_server
 def test_a_response_is_stored_once_the_server_is_back(node):
-    """The effects have happened: the run ends as it should, and a thread keeps at it."""
+    """The effects have happened: the run ends as it should, and a thread keeps at
+    it.
+    """
     node.client.config_set("appendonly", "yes")
     claim = engine.claim(operation(), RETRY)
     with engine.execution(claim, RETRY) as execution:

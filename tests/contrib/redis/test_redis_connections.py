@@ -1,8 +1,11 @@
-"""What the Redis store asks of the server, and how often; by which connections, and what becomes of broken ones."""
+"""What the Redis store asks of the server, and how often; by which connections, and
+what happens to broken ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import ExitStack, suppress
 from uuid import uuid4
 
@@ -23,6 +26,7 @@ from tests.contrib.redis.records import (
     LEASE,
     RETRY,
     claimed,
+    connections,
     done,
     operation,
     use,
@@ -92,16 +96,29 @@ def test_a_connection_that_the_server_has_closed_is_replaced(node):
 def test_a_command_that_timed_out_is_not_tried_once_more(node):
     claimed()
     with node.client as asking:
-        before = _connections(asking)
+        before = connections(asking)
         node.freeze()
         with pytest.raises(StoreUnavailable, match="TimeoutError"):
             store_for(LEASE).read(uuid4())
         node.thaw()
-        assert _connections(asking) == before
+        assert connections(asking) == before
 
 
-def _connections(client: redis.Redis) -> int:
-    return client.info("stats")["total_connections_received"]
+def test_a_redis_that_is_frozen_is_not_asked_for_each_new_key(node, monkeypatch):
+    """Each request would wait for it. Owners ask it all the same."""
+    claim = claimed()
+    node.freeze()
+    for said in ("TimeoutError", "did not respond in time a moment ago"):
+        with pytest.raises(StoreUnavailable, match=said):
+            claimed()
+    with pytest.raises(StoreUnavailable, match="a moment ago"):
+        store_for(LEASE).read(uuid4())
+    with pytest.raises(StoreUnavailable, match="TimeoutError"):
+        store_for(LEASE).renew([claim])
+    node.thaw()
+    monkeypatch.setitem(store_for(LEASE).connection._paused_until, "", time.monotonic())
+    assert isinstance(claimed(), Claimed)
+    assert isinstance(claimed(), Claimed)
 
 
 def test_a_connection_to_a_former_master_is_given_up(settings, tmp_path):
@@ -127,7 +144,9 @@ def test_a_connection_to_a_former_master_is_given_up(settings, tmp_path):
 
 
 def lose_a_reply(monkeypatch) -> list[object]:
-    """Lose the next reply and its connection, so that redis-py sends the command again on a new one."""
+    """Lose the next reply and its connection, so that redis-py sends the command again
+    on a new one.
+    """
     real, lost = redis.connection.Connection.read_response, []
 
     def lose_one(connection, *args, **options):
@@ -229,13 +248,14 @@ def test_a_redis_that_hangs_does_not_stop_the_event_loop(
     assert ticks >= 5  # of forty; a loop that stands still has one
 
 
-def test_finding_unfinished_records_costs_no_more_however_many_have_ended(node):
+def test_finding_unfinished_records_costs_the_same_however_many_have_ended(node):
     def asked():
         before = node.client.info("commandstats")["cmdstat_evalsha"]["calls"]
         found = {record.id for record in store_for(HOLD).unfinished()}
-        return found, node.client.info("commandstats")["cmdstat_evalsha"][
-            "calls"
-        ] - before
+        return (
+            found,
+            node.client.info("commandstats")["cmdstat_evalsha"]["calls"] - before,
+        )
 
     held = claimed(HOLD)
     store_for(HOLD).fail(held, "who knows", on_hold=True)
@@ -256,7 +276,7 @@ def test_records_on_hold_are_found_behind_any_number_in_progress(node, monkeypat
     assert len(found) <= 256
 
 
-def test_an_abandoned_record_that_has_expired_is_no_longer_unfinished(node):
+def test_an_abandoned_record_stops_being_unfinished_when_it_expires(node):
     store, claim = store_for(RETRY), claimed()
     index = store._key(claim.id)[:-32]
     assert node.client.zrange(index, 0, -1) == [claim.id.hex.encode()]

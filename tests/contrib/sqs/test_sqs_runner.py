@@ -8,14 +8,15 @@ from types import MappingProxyType
 
 import boto3
 import pytest
+from botocore.config import Config
 
 from django_idempotency.contrib.sqs import SQS
 from django_idempotency.messages import Backoff, Consumer
-from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, beats_of, running
 from tests.messages.handlers import pay, pay_from
+from tests.support.callers import references
 from tests.support.private_servers import free_port
-from tests.support.runner_contract import Dead, RunnerContract, refuse
+from tests.support.runner_contract import Dead, OutageContract, RunnerContract, refuse
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.sqs, pytest.mark.usefixtures("transactional_db")]
@@ -97,11 +98,26 @@ class TestRunner(RunnerContract):
     pass
 
 
+class TestOutages(OutageContract):
+    redelivering = MappingProxyType({"visibility": 6})
+
+
 def sqs(client, queue, handler, *, max_attempts=10, **options):
     consumer = Consumer(
         "tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts
     )
-    return SQS(consumer, queue, client=client, **options)
+    runner = SQS(consumer, queue, client=client, **options)
+    runner.idle = 1  # a test ends when its polls do
+    return runner
+
+
+@pytest.mark.parametrize(("read_timeout", "idle"), [(60, 20), (10, 5)])
+def test_a_poll_is_as_long_as_sqs_and_the_client_allow(sqs_options, read_timeout, idle):
+    config = Config(read_timeout=read_timeout)
+    client = boto3.client("sqs", config=config, **sqs_options)
+    runner = SQS(Consumer("tests", pay), "http://127.0.0.1/queue", client=client)
+    runner.open()
+    assert runner.idle == idle
 
 
 def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(
@@ -181,9 +197,7 @@ def test_a_fifo_queues_groups_keep_their_order(client):
     )
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 10, within=60)
-    paid = list(
-        LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
-    )
+    paid = references()
     for group in "ab":
         assert [id for id in paid if id[0] == group] == [
             id for id in ids if id[0] == group
@@ -204,7 +218,25 @@ def test_a_body_of_bytes_is_decoded(client, queue, sent, body):
     assert runner.message(received).body == body
 
 
-def test_an_error_that_sqs_returns_ends_no_runner(client, monkeypatch, caplog):
+def test_a_message_that_arrives_as_a_runner_stops_is_left_to_others(broker, queue):
+    runner = broker.runner(pay, visibility=300)
+    receive = runner.receive
+
+    def stopping(most, timeout):
+        found = receive(most, timeout)
+        if found:
+            runner.stop()
+        return found
+
+    runner.receive = stopping
+    broker.publish("m")
+    with running(runner):
+        pass
+    with running(other := broker.runner(pay)):
+        eventually(lambda: other.counts["Done"])
+
+
+def test_runners_survive_an_error_that_sqs_returns(client, monkeypatch, caplog):
     monkeypatch.setattr("django_idempotency.messages.runner.RECONNECT", 0.1)
     queue = client.create_queue(QueueName="comes-and-goes")["QueueUrl"]
     client.delete_queue(QueueUrl=queue)

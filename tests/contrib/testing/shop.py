@@ -1,10 +1,13 @@
-"""A small shop whose orders are protected by this package, by something broken, or not at all."""
+"""A small shop whose orders are protected by this package, by something broken, or not
+at all.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,27 @@ from tests.support.callers import pay
 
 numbers = itertools.count()
 journal: Path | None = None  # a file, which no transaction undoes
+
+
+meeting = threading.Barrier(2)  # of duplicates, between the look and the act
+
+
+def remembering(view: Any) -> Any:
+    """A broken peer: looks for a response, runs the view, stores the response."""
+
+    @functools.wraps(view)
+    def remembered(request: Any) -> HttpResponse:
+        key = request.headers["Idempotency-Key"]
+        stored = cache.get(key)
+        if cache.get("measured"):
+            meeting.wait(30)
+        cache.set("measured", True)
+        if stored is None:
+            stored = view(request).content
+            cache.set(key, stored)
+        return HttpResponse(stored, status=201)
+
+    return remembered
 
 
 def order(request: Any) -> JsonResponse:
@@ -59,7 +83,9 @@ def streaming(request: Any) -> StreamingHttpResponse:
 
 
 def renewing(request: Any) -> JsonResponse:
-    """Renew the session, as a login does: the caller's old cookie stands for nobody from then on."""
+    """Renew the session, as a login does: the caller's old cookie stands for nobody
+    from then on.
+    """
     seen = by_session(request)
     request.session.flush()
     request.session["seen"] = seen
@@ -67,7 +93,9 @@ def renewing(request: Any) -> JsonResponse:
 
 
 def noting_the_end(get_response: Any) -> Any:
-    """A middleware that notes which process ended a request, however that came about."""
+    """A middleware that notes which process ended a request, however that came
+    about.
+    """
 
     def respond(request: Any) -> Any:
         assert journal is not None
@@ -138,6 +166,8 @@ urlpatterns = [
     path("unprotected/mails/", csrf_exempt(mailing)),
     path("pointed/", csrf_exempt(pointing_at_the_first(order))),
     path("broken/", csrf_exempt(lambda request: HttpResponse(status=1 // 0))),
+    path("remembered/", csrf_exempt(remembering(order))),
+    path("busy/", csrf_exempt(lambda request: HttpResponse(status=409))),
     path("unique/", csrf_exempt(unique)),
     path("nothing/", csrf_exempt(lambda request: HttpResponse())),
     path("headers/", csrf_exempt(telling)),

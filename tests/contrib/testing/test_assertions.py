@@ -90,7 +90,7 @@ def test_effects_may_be_a_queryset_or_a_callable(client):
 
 
 def test_the_key_and_the_headers_of_the_test_are_sent(client, settings):
-    settings.IDEMPOTENCY = {"HEADER": "X-Key"}
+    settings.IDEMPOTENCY = {"KEY": "X-Key"}
     sent = {"headers": {"X-Own": "1"}, "effects": iter(range(9)).__next__}
     with pytest.raises(AssertionError):  # the effects differ each time
         assert_idempotent(client, "POST", "/headers/", key="k", **sent)

@@ -1,4 +1,6 @@
-"""``crash_after_effect``: a real process that dies by SIGKILL, and views that don't survive it."""
+"""``crash_after_effect``: a real process that dies by SIGKILL, and views that don't
+survive it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 import pytest
 from django.db import transaction
 
-from django_idempotency.contrib.testing import crash_after_effect
+from django_idempotency.contrib.testing import crash_after_effect, duplicates_at_once
 from django_idempotency.models import IdempotencyRecord
 from testproject.models import Receipt
 from tests.contrib.testing import shop
@@ -81,7 +83,7 @@ def test_effects_without_a_size_are_refused(client):
         crash_after_effect(client, "POST", "/orders/", effects=object)
 
 
-def test_the_process_that_dies_runs_no_finally_block_of_a_request(
+def test_a_dying_process_does_not_run_finally_blocks_of_a_request(
     client, settings, monkeypatch, tmp_path
 ):
     settings.MIDDLEWARE = ["tests.contrib.testing.shop.noting_the_end"]
@@ -92,6 +94,7 @@ def test_the_process_that_dies_runs_no_finally_block_of_a_request(
     )
 
 
-def test_crash_after_effect_is_refused_in_a_transaction(client):
+@pytest.mark.parametrize("assertion", [crash_after_effect, duplicates_at_once])
+def test_helpers_that_need_commits_are_refused_in_a_transaction(client, assertion):
     with transaction.atomic(), pytest.raises(RuntimeError, match="real commits"):
-        crash_after_effect(client, "POST", "/orders/")
+        assertion(client, "POST", "/orders/")

@@ -1,4 +1,6 @@
-"""The plugin for pytest, in suites of their own: what ``--idempotency-twice`` finds, and that it does no harm."""
+"""The plugin for pytest, in suites of their own: what ``--idempotency-twice`` finds,
+and that it does no harm.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-# In a clone whose entry points are installed, and in one where they are not, it is loaded once.
+# In a clone whose entry points are installed, and in one where they are not, it is
+# loaded once.
 PLUGIN = [
     "-p",
     "no:django_idempotency",
@@ -131,7 +134,7 @@ def run(directory, suite, *options, ini="", **environment):
         capture_output=True,
         text=True,
     )
-    return done.stdout + done.stderr
+    return f"{done.stdout}{done.stderr}exit status {done.returncode}"
 
 
 def twice(directory, suite, *options, **more):
@@ -152,7 +155,9 @@ def ended(output, outcome):
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory):
-    """By workers of pytest-xdist, if it is installed, which tell what they have sent."""
+    """By workers of pytest-xdist, if it is installed, which tell what they have
+    sent.
+    """
     workers = ("-n", "2") if find_spec("xdist") else ()
     return twice(
         tmp_path_factory.mktemp("keyed"), SUITE, "--idempotency-twice", *workers
@@ -191,6 +196,24 @@ def test_the_end_of_the_run_lists_what_differed(keyed):
     assert "POST /unprotected/: 3 of 3" in summary
     assert re.search(
         r"1?[0-9] requests were sent twice; 5 differed the second time", keyed
+    )
+
+
+NOTHING_TO_REPEAT = """
+def test_a_safe_method(client):
+    client.get("/nothing/", headers={"Idempotency-Key": "k"})
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [(["--idempotency-twice"], 1), (["--idempotency-twice", "--co"], 0), ([], 0)],
+)
+def test_a_run_that_sends_nothing_twice_fails(options, status, tmp_path):
+    output = twice(tmp_path, NOTHING_TO_REPEAT, *options)
+    assert output.endswith(f"exit status {status}"), output
+    assert ("0 requests were sent twice" in output) == (
+        "--idempotency-twice" in options
     )
 
 

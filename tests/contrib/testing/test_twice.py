@@ -1,9 +1,12 @@
-"""``sending_twice``, outside of the plugin: on PostgreSQL, with threads, cookies and transactions."""
+"""``sending_twice``, outside of the plugin: on PostgreSQL, with threads, cookies and
+transactions.
+"""
 
 from __future__ import annotations
 
 import pytest
-from django.test import Client
+from asgiref.sync import async_to_sync
+from django.test import AsyncClient, Client
 
 from django_idempotency.contrib.testing import sending_twice
 from tests.support.callers import effects
@@ -41,6 +44,19 @@ def test_a_request_sent_twice_is_reported_with_its_route(client, customer):
     assert [(one.method, one.route, one.path, one.differences) for one in sent] == [
         ("POST", "/orders/<int:number>/", "/orders/7/", ())
     ]
+
+
+@pytest.mark.parametrize("path", ["/orders/", "/unprotected/"])
+def test_an_async_client_sends_its_requests_twice(path, customer):
+    async def post():
+        client = AsyncClient()
+        return await client.post(path, {"item": "book"}, headers=KEY)
+
+    with sending_twice() as sent:
+        assert async_to_sync(post)().status_code == 201
+    assert [(one.method, one.route) for one in sent] == [("POST", path)]
+    assert bool(differences(sent)) is (path == "/unprotected/")
+    assert effects() == 1
 
 
 def test_outside_of_a_transaction_nothing_is_undone(client, payer):

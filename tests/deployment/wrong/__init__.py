@@ -1,4 +1,6 @@
-"""Projects with something wrong, for the test of each check, and the same projects put right."""
+"""Projects with something wrong, for the test of each check, and the same projects put
+right.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 from django.http import HttpResponse
 from django.urls import include, path
 from django.views import View
+
+from tests.support.sql import run_sql
 
 WRONG: list[Any] = []
 
 
 def wrong(id: str, sentence: str, *marks: pytest.MarkDecorator) -> Callable[..., Any]:
-    """Register a generator: it makes the check ``id`` fire with ``sentence``, yields, and makes it silent."""
+    """Register a generator: it makes the check ``id`` fire with ``sentence``, yields,
+    and makes it silent.
+    """
 
     def register(
         steps: Callable[[Project], Iterator[None]],
@@ -37,7 +43,9 @@ class Given:
 
 
 def table(*rows: tuple[str, Given, Given, str]) -> None:
-    """Register rows of a check, a project in which it fires, one in which it is silent, and what its message says."""
+    """Register rows of a check, a project in which it fires, one in which it is silent,
+    and what its message says.
+    """
     for id, wrong_project, right_project, sentence in rows:
 
         def steps(
@@ -51,7 +59,9 @@ def table(*rows: tuple[str, Given, Given, str]) -> None:
 
 
 class Project:
-    """What a case changes: ``project(LEASE=5)`` sets ``IDEMPOTENCY``, ``views()`` the URLconf, and so on."""
+    """What a case changes: ``project(LEASE=5)`` sets ``IDEMPOTENCY``, ``views()`` the
+    URLconf, and so on.
+    """
 
     def __init__(self, settings: Any, patch: pytest.MonkeyPatch):
         self.settings, self.patch = settings, patch
@@ -80,9 +90,8 @@ class Project:
         return "lite"
 
     def execute(self, *statements: str) -> None:
-        with connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+        for statement in statements:
+            run_sql(statement)
 
 
 def view(request):

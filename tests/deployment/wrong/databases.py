@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from django.core import mail
@@ -66,19 +67,22 @@ def lacking_privileges(project):
     with undone():
         project.execute(
             *CLERK,
-            f"GRANT SELECT, INSERT ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk",
+            f"GRANT SELECT, INSERT ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE"
+            " idempotency_clerk",
         )
         yield
         project.execute(
             "RESET ROLE",
-            f"GRANT ALL ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk",
+            f"GRANT ALL ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE"
+            " idempotency_clerk",
         )
         yield
 
 
 @wrong(
     "W029",
-    "The database 'default' has the table of the idempotency records, but no claim function",
+    "The database 'default' has the table of the idempotency records, but no claim"
+    " function",
     postgresql,
 )
 def no_claim_function(project):
@@ -86,7 +90,8 @@ def no_claim_function(project):
     with undone():
         project.execute(
             *CLERK,
-            f"REVOKE EXECUTE ON {function} FROM PUBLIC; SET LOCAL ROLE idempotency_clerk",
+            f"REVOKE EXECUTE ON {function} FROM PUBLIC; SET LOCAL ROLE"
+            " idempotency_clerk",
         )
         yield
         project.execute(
@@ -159,3 +164,24 @@ def no_reaper(project):
     shift(locked_until=-HOUR - 60)
     yield
     shift(locked_until=-HOUR + 60)
+
+
+@wrong("W030", "in the database 'default' is UNLOGGED", postgresql)
+def an_unlogged_table(project):
+    with undone():
+        project.execute(f"ALTER TABLE {TABLE} SET UNLOGGED")
+        yield
+        project.execute(f"ALTER TABLE {TABLE} SET LOGGED")
+        yield
+
+
+@wrong(
+    "W032",
+    "is read with psycopg2, USE_TZ is off, and Europe/Berlin has daylight saving",
+)
+def times_without_a_zone(project):
+    project.settings.USE_TZ, project.settings.TIME_ZONE = False, "Europe/Berlin"
+    psycopg2 = SimpleNamespace(__name__="psycopg2")
+    project.patch.setattr(connection, "Database", psycopg2, raising=False)
+    yield
+    project.settings.TIME_ZONE = "Asia/Kathmandu"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import sys
+import uuid
 
-from django_idempotency.http.placement import idempotent
-from django_idempotency.values.policy import Atomic, Body, Keys, Lease, Limits
+import pytest
+
+from django_idempotency.http.placement import idempotency_exempt, idempotent
+from django_idempotency.values.policy import Atomic, Body, Key, Lease, Limits
 from tests.deployment.wrong import Given, table, view, wrong
 
 ENCRYPTED = Body(encrypt=True)
@@ -11,12 +14,18 @@ KEY = "n3rI0Q4m0tX1m9cP5yq0kSxJcF5YH0b3tq6bS0XoBqs="
 RUNNERS = "tests.messages.test_running"
 MEMORY = {"memory": {"BACKEND": "tests.stores.memory.MemoryStore"}}
 MISSPELT = {"redsi": {"BACKEND": "django_idempotency.stores.DatabaseStore"}}
-guessable, long = Keys(min_length=15), Keys(min_length=16)
-WAITS = "late: its lease of 60 s is not shorter than the 30 s that its broker waits."
+guessable, long = Key(min_length=15), Key(min_length=16)
+WAITS = (
+    "late: its lease of 60 s is not shorter than the 30 s after which its broker"
+    " redelivers."
+)
 FORGETS = (
     "late: a message is remembered for 86400 s, but can be redelivered for 604800 s."
 )
-MIDDLEWARE = "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware covers"
+MIDDLEWARE = (
+    "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware"
+    " covers"
+)
 
 
 def views(**policy):
@@ -46,19 +55,25 @@ table(
         "E002",
         Given(MODE=Lease(seconds=61), RETENTION=60),
         Given(MODE=Lease(seconds=60), RETENTION=60),
-        "The IDEMPOTENCY setting: a lease of 61 s is longer than the retention of 60 s.",
+        (
+            "The IDEMPOTENCY setting: a lease of 61 s is longer than the retention of"
+            " 60 s."
+        ),
     ),
     (
         "E002",
         views(wait=11, mode=Lease(seconds=50), retention=60),
         views(mode=Lease(seconds=50), retention=60),
-        "wrong.view: the retention of 60 s is shorter than the lease and the wait together.",
+        (
+            "wrong.view: the retention of 60 s is shorter than the lease and the wait"
+            " together."
+        ),
     ),
     (
         "E003",
         Given(BODY=ENCRYPTED),
         Given(BODY=ENCRYPTED, ENCRYPTION_KEYS=[KEY]),
-        "there is no key: no response is",
+        "there is no encryption key: no response is",
     ),
     (
         "E005",
@@ -68,14 +83,14 @@ table(
     ),
     (
         "W006",
-        views(scope="public", keys=guessable),
-        views(scope="public", keys=long),
+        views(scope="public", key=guessable),
+        views(scope="public", key=long),
         "and any key is accepted",
     ),
     (
         "W006",
         views(scope="public"),
-        views(scope="public", keys=Keys(pattern="[0-9a-f-]{36}")),
+        views(scope="public", key=Key(pattern="[0-9a-f-]{36}")),
         "another caller's response is only a guess away",
     ),
     (
@@ -97,6 +112,12 @@ table(
         MIDDLEWARE,
     ),
     (
+        "W009",
+        views(mode=Lease(seconds=4.9)),
+        views(mode=Lease(seconds=5)),
+        "wrong.view: a lease of 4.9 s may lapse because its process",
+    ),
+    (
         "W012",
         Given(ENABLED=False),
         Given(),
@@ -106,7 +127,7 @@ table(
         "W012",
         Given(DASHBOARD={"OBSERVE": 60}),
         Given(),
-        "requests are only observed, and retries run again.",
+        "makes entry points only observe requests, so retries run again.",
     ),
     (
         "E023",
@@ -133,6 +154,12 @@ table(
         "USING is a callable, and SHARDS names no database",
     ),
     (
+        "E002",
+        views(wait=11, retention=10),
+        views(wait=10, retention=10),
+        "wrong.view: the retention of 10 s is shorter than the wait.",
+    ),
+    (
         "E023",
         Given(LIMITS_CACHE="defualt", ADMIT=Limits(new_keys=1)),
         Given(LIMITS_CACHE="defualt"),
@@ -142,7 +169,10 @@ table(
         "E024",
         Given(idempotent(store="memory")(view), STORES=MEMORY),
         Given(idempotent(store="memory", mode="lease")(view), STORES=MEMORY),
-        "wrong.view: The policy is in atomic mode, but the store 'memory' (MemoryStore) can't commit",
+        (
+            "wrong.view: The policy is in atomic mode, but the store 'memory'"
+            " (MemoryStore) can't commit"
+        ),
     ),
     (
         "E037",
@@ -174,7 +204,7 @@ def no_dict(project):
 
 @wrong(
     "E001",
-    "OUTBOX is set in the IDEMPOTENCY setting, but 'django_idempotency.contrib.outbox' is not in INSTALLED_APPS.",
+    "Is an app that reads it missing from INSTALLED_APPS?",
 )
 def options_of_an_outbox_that_is_not_installed(project):
     installed = project.settings.INSTALLED_APPS
@@ -188,7 +218,7 @@ def options_of_an_outbox_that_is_not_installed(project):
 
 @wrong(
     "E003",
-    "wrong.view: responses are to be encrypted, but the package cryptography is not installed",
+    "wrong.view: encrypt is set, but the package cryptography is not installed",
 )
 def encryption_without_the_package(project):
     project(ENCRYPTION_KEYS=["A" * 43 + "="])
@@ -213,3 +243,60 @@ def crashes_that_nothing_counts(project):
     project(CONSUMERS=[f"{RUNNERS}.by_lock"])
     yield
     project.patch.setattr(f"{RUNNERS}.Memory.tells_redeliveries", True)
+
+
+@wrong("E001", "Nothing reads the setting IDEMPOTENCY_RETENTION.")
+def flat_settings(project):
+    project.settings.IDEMPOTENCY_RETENTION = 60
+    yield
+    del project.settings.IDEMPOTENCY_RETENTION
+
+
+@wrong("W018", "CORS_ALLOW_HEADERS of django-cors-headers lacks 'idempotency-key'")
+def keys_that_browsers_may_not_send(project):
+    project.settings.MIDDLEWARE = ["corsheaders.middleware.CorsMiddleware"]
+    project.settings.CORS_ALLOW_HEADERS = ["content-type"]
+    project.settings.CORS_EXPOSE_HEADERS = ["Idempotent-Replayed"]
+    yield
+    project.settings.CORS_ALLOW_HEADERS = ["content-type", "Idempotency-Key"]
+
+
+@wrong("W018", "so scripts of other origins can't tell replays.")
+def replays_that_browsers_can_not_see(project):
+    project.settings.MIDDLEWARE = ["corsheaders.middleware.CorsMiddleware"]
+    project.settings.CORS_ALLOW_HEADERS = ["idempotency-key"]
+    yield
+    project.settings.CORS_EXPOSE_HEADERS = ["idempotent-replayed"]
+
+
+@wrong("W017", "drf-spectacular describes the API, but not its keys")
+def an_api_document_without_keys(project):
+    installed = project.settings.INSTALLED_APPS
+    wing = "django_idempotency.contrib.openapi"
+    apps = {*installed, "drf_spectacular"} - {wing}
+    project.settings.INSTALLED_APPS = sorted(apps)
+    project()
+    yield
+    project.settings.INSTALLED_APPS = sorted({*apps, wing})
+
+
+@wrong(
+    "W017",
+    "Django Ninja describes the API, but not its keys",
+    pytest.mark.openapi,
+)
+def a_document_of_ninja_without_keys(project):
+    from ninja import NinjaAPI
+
+    def mounted(operation, **options):
+        api = NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None, **options)
+        api.post("/pay", auth=bool)(operation)
+        return api.urls
+
+    left_out = {"drf_spectacular", "django_idempotency.contrib.openapi"}
+    apps = {*project.settings.INSTALLED_APPS} - left_out
+    project.settings.INSTALLED_APPS = sorted(apps)
+    project.views(mounted(idempotent(view)))
+    yield
+    exempt = idempotency_exempt(lambda request: None)
+    project.views(mounted(exempt), mounted(idempotent(view), openapi_url=None))

@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.db import transaction
+from django.http import HttpResponse
 from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
 from rest_framework.decorators import action, api_view
 from rest_framework.permissions import AllowAny, IsAuthenticated
@@ -11,14 +15,15 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_idempotency.http.placement import idempotent
+from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.rest_framework import IdempotentMixin
 from django_idempotency.values.policy import Policy
 from django_idempotency.webhooks import WebhookView
-from tests.deployment.wrong import Given, Page, table, view, wrong
+from tests.deployment.wrong import Given, Page, aview, table, view, wrong
 
 POLICY = Policy(required=True)
 on_post = method_decorator(idempotent, name="post")
+in_dispatch = method_decorator(transaction.atomic, name="dispatch")
 
 
 class Revisions:
@@ -33,6 +38,11 @@ class Revisions:
 
 class RevisionsApart(Revisions):
     atomic = False
+
+
+class AsyncPage(View):
+    async def post(self, request):
+        return HttpResponse()
 
 
 class Adding(CreateView):
@@ -52,6 +62,13 @@ class Api(APIView):
     permission_classes = ()
 
     def post(self, request):
+        return Response()
+
+
+class AsyncApi(APIView):
+    """As adrf's."""
+
+    async def post(self, request):
         return Response()
 
 
@@ -105,6 +122,8 @@ IN_ORDER = Given(
     Charges.as_view({"post": "create"}),
     Charges.as_view({"post": "refund"}),
     Page.as_view(),
+    idempotent(transaction.atomic(view)),
+    idempotent(mode="lease")(aview),
     Hook.as_view(),
 )
 
@@ -133,7 +152,10 @@ table(
                 for cls in (Page, Dispatcher, Delegating, new(Api))
             )
         ),
-        "views.Unused is not protected: its dispatch() does not call the handler post().",
+        (
+            "views.Unused is not protected: its dispatch() does not call the handler"
+            " post()."
+        ),
     ),
     (
         "W020",
@@ -144,7 +166,10 @@ table(
             protected(IsAuthenticated),
             protected(AllowAny, IsAuthenticated),
         ),
-        "APIView lets anonymous callers in, but has no scope for callers who are not users",
+        (
+            "APIView lets anonymous callers in, but has no scope for callers who are"
+            " not users"
+        ),
     ),
     (
         "W020",
@@ -184,14 +209,18 @@ table(
         "W021",
         Given(idempotent(login_required(view))),
         Given(login_required(idempotent(view))),
-        "wrong.view: a decorator of django.contrib.auth.decorators is inside the entry point",
+        (
+            "wrong.view: a decorator of django.contrib.auth.decorators is inside the"
+            " entry point"
+        ),
     ),
 )
 
 
 @wrong(
     "E019",
-    "Adding is in atomic mode, but writes to 'lite' while its records are in 'default'.",
+    "Adding is in atomic mode, but writes to 'lite' while its records are in"
+    " 'default'.",
 )
 def effects_in_another_database(project):
     elsewhere = type(
@@ -232,9 +261,66 @@ def callers_with_keys_of_ninja(project):
 
 @wrong(
     "E013",
-    "wrong.views.Revisions opens a transaction around every view, in which no key can be claimed",
+    "wrong.views.Revisions opens a transaction around every view, in which no key can"
+    " be claimed",
 )
 def revisions_in_a_transaction(project):
     project.settings.MIDDLEWARE = [f"{__name__}.Revisions"]
     yield
     project.settings.MIDDLEWARE = [f"{__name__}.RevisionsApart"]
+
+
+@wrong("W016", "wrong.views.AsyncApi is an async class of REST framework")
+def an_async_class_of_rest_framework(project):
+    project.settings.MIDDLEWARE = [
+        "django_idempotency.middleware.IdempotencyMiddleware"
+    ]
+    project.views(csrf_exempt(AsyncApi.as_view()))
+    yield
+    project.views(Api.as_view(), idempotency_exempt(new(AsyncApi)).as_view())
+
+
+table(
+    (
+        "E010",
+        Given(idempotent(aview)),
+        Given(idempotent(mode="lease")(aview)),
+        "wrong.aview is async, but its policy is in atomic mode",
+    ),
+    (
+        "E010",
+        Given(idempotent(new(AsyncPage)).as_view()),
+        Given(idempotent(mode="lease")(new(AsyncPage)).as_view()),
+        "AsyncPage is async",
+    ),
+    (
+        "E011",
+        Given(transaction.atomic(idempotent(view))),
+        Given(idempotent(transaction.atomic(view))),
+        "wrong.view: @transaction.atomic is above the entry point",
+    ),
+    (
+        "E011",
+        Given(transaction.atomic(idempotent(new(Page)).as_view())),
+        Given(idempotent(transaction.atomic(new(Page).as_view()))),
+        "Page: @transaction.atomic is above the entry point",
+    ),
+    (
+        "E011",
+        Given(in_dispatch(idempotent(new(Page))).as_view()),
+        Given(idempotent(in_dispatch(new(Page))).as_view()),
+        "Page: @transaction.atomic is above the entry point",
+    ),
+    (
+        "E012",
+        Given(api_view(["PUT"])(idempotent(view))),
+        Given(idempotent(api_view(["PUT"])(view))),
+        "view: @idempotent is below @api_view",
+    ),
+    (
+        "E012",
+        Given(api_view(["POST"])(idempotent(view))),
+        Given(idempotent(api_view(["POST"])(view))),
+        "view: @idempotent is below @api_view",
+    ),
+)

@@ -53,9 +53,8 @@ TEMPLATES = [
         },
     }
 ]
-MAILERS = {
-    "default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}
-}  # for Django 6.1
+# for Django 6.1
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
 IDEMPOTENCY = {"LEASE": Lease(seconds=20)}
 ROOT_URLCONF = "tests.support.admin_urls"
 USE_TZ = True

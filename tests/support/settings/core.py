@@ -9,3 +9,4 @@ INSTALLED_APPS = [
     app for app in INSTALLED_APPS if not app.startswith("django_idempotency.contrib.")
 ]
 IDEMPOTENCY = {name: value for name, value in IDEMPOTENCY.items() if name != "OUTBOX"}
+STEPS = False

@@ -1,4 +1,6 @@
-"""The payments service with every view in lease mode and a lease that a test can outlive."""
+"""The payments service with every view in lease mode and a lease that a test can
+outlive.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ def compare_exactly(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
             "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
         )
         editor.execute(
-            f"ALTER TABLE django_idempotency_counter CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
+            f"ALTER TABLE django_idempotency_counter"
+            f" CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
         )
 
 

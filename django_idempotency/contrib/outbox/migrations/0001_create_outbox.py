@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.db import migrations, models
 from django.db.models import Q
 
-from django_idempotency.models import DatabaseNow
+from django_idempotency.extending.stores import DatabaseNow
 
 
 class Migration(migrations.Migration):
@@ -114,23 +114,33 @@ class Migration(migrations.Migration):
                 "db_table": "django_idempotency_outbox_event",
                 "indexes": [
                     models.Index(
-                        *("publisher", "lane", "id"),
+                        "publisher",
+                        "lane",
+                        "id",
                         name="outbox_event_pending",
                         condition=Q(status="pending", attempts=0),
                     ),
                     models.Index(
-                        *("publisher", "lane", "available_at"),
+                        "publisher",
+                        "lane",
+                        "available_at",
                         name="outbox_event_due",
                         condition=Q(status="pending", attempts__gt=0),
                     ),
                     models.Index(
-                        *("publisher", "lane", "key", "id"),
+                        "publisher",
+                        "lane",
+                        "key",
+                        "id",
                         name="outbox_event_failed",
                         condition=Q(attempts__gt=0, status__in=["pending", "dead"])
                         & ~Q(key=""),
                     ),
                     models.Index(
-                        *("publisher", "status", "lane", "id"),
+                        "publisher",
+                        "status",
+                        "lane",
+                        "id",
                         name="outbox_event_tried",
                         condition=Q(attempts__gte=1, status__in=["pending", "dead"]),
                     ),

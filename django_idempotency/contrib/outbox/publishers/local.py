@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_idempotency.messages import Reject, RetryLater
-from django_idempotency.messages.publisher import (
+from django_idempotency.extending.brokers import (
     Confirmed,
     Event,
-    NotSent,
     Outcome,
     Publisher,
     PublisherUnavailable,
     Refused,
+    final,
 )
-from django_idempotency.messages.results import final
+from django_idempotency.messages import Reject, RetryLater
 
 
 class LocalPublisher(Publisher):
-    """Calls ``handler(event)`` for one event after the other, and confirms the event when the call returns.
+    """Calls ``handler(event)`` for one event after the other, and confirms the event
+    when the call returns.
 
-    ``handler``: a callable or its dotted path. On an exception, the event is refused; ``PublisherUnavailable`` means
-    that no event is at fault. If the handler returns what ``consume()`` returned, inbox and outbox work together: what
-    it writes happens once, after a ``RetryLater`` the event is tried again, and after a ``Reject`` it is given up.
+    ``handler``: a callable or its dotted path. On an exception, the event is refused;
+    ``PublisherUnavailable`` means that no event is at fault. If the handler returns
+    what ``consume()`` returned, inbox and outbox work together: what it writes happens
+    once, after a ``RetryLater`` the event is tried again, and after a ``Reject`` it is
+    given up.
     """
 
     def __init__(self, handler: Callable[[Event], Any] | str) -> None:
@@ -37,14 +39,12 @@ class LocalPublisher(Publisher):
     def connect(self) -> None:
         """Open nothing: the handler does."""
 
-    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
+    def send(self, events: Iterable[Event], timeout: float) -> Iterator[Outcome]:
         deadline = time.monotonic() + timeout
-        for number, event in enumerate(events):
-            yield (
-                NotSent(event)
-                if number and time.monotonic() > deadline
-                else self._outcome(event)
-            )
+        for event in events:
+            yield self._outcome(event)
+            if time.monotonic() > deadline:
+                return
 
     def _outcome(self, event: Event) -> Outcome:
         try:

@@ -17,13 +17,16 @@ from django_idempotency.contrib.outbox.maintenance import Act, decide
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishing import database as outbox_database
 from django_idempotency.contrib.outbox.relay import EventRelay
-from django_idempotency.management.base import MaintenanceCommand, ended_by_signal
-from django_idempotency.messages.publisher import PublisherUnavailable
-from django_idempotency.values.printable import in_zone
+from django_idempotency.extending import in_zone
+from django_idempotency.extending.brokers import PublisherUnavailable
+from django_idempotency.extending.operators import MaintenanceCommand, ended_by_signal
 
 SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "given_up_at")
 ACTIONS = {
-    "relay": "Publish the events of the outbox until SIGTERM or SIGINT, then finish what is under way.",
+    "relay": (
+        "Publish the events of the outbox until SIGTERM or SIGINT, then finish what is"
+        " under way."
+    ),
     "status": "Show pending, failing and dead events, and live relays, by publisher.",
     "dead": "List dead letters, the oldest first.",
     "requeue": "Try dead letters again.",
@@ -57,6 +60,12 @@ class Command(MaintenanceCommand):
             help="only this publisher; may be given several times",
         )
         action.add_argument(
+            "--relays",
+            type=int,
+            default=1,
+            help="number of relays for each publisher; each gets a share of the events",
+        )
+        action.add_argument(
             "--once", action="store_true", help="publish pending events, then exit"
         )
 
@@ -88,9 +97,13 @@ class Command(MaintenanceCommand):
             parts = [f"{figures.publisher}: {figures.pending} pending"]
             if figures.oldest:
                 parts.append(
-                    f"the oldest since {in_zone(figures.oldest).isoformat(' ', 'seconds')}"
+                    "the oldest since"
+                    f" {in_zone(figures.oldest).isoformat(' ', 'seconds')}"
                 )
-            others = f"{figures.failing} failing, {figures.dead} dead, {figures.relays} live relays."
+            others = (
+                f"{figures.failing} failing, {figures.dead} dead, {figures.relays} live"
+                " relays."
+            )
             why = f" The first failing event: {error}" if error else ""
             self.report(
                 {**asdict(figures), "error": error},
@@ -139,10 +152,16 @@ class Command(MaintenanceCommand):
         aliases = options["publisher"] or list(settings().publishers)
         if not aliases:
             raise CommandError(
-                "There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no PUBLISHERS."
+                "There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no"
+                " PUBLISHERS."
             )
+        if options["relays"] < 1 or (options["once"] and options["relays"] > 1):
+            raise CommandError("--relays must be at least 1, and 1 with --once.")
         try:
-            relays = [EventRelay(alias, using=self.database) for alias in aliases]
+            relays = [
+                EventRelay(alias, using=self.database)
+                for alias in aliases * options["relays"]
+            ]
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         (self._run_once if options["once"] else self._run)(relays, options["verbosity"])
@@ -157,10 +176,12 @@ class Command(MaintenanceCommand):
                 self.stdout.write(f"{relay.alias}: {published} published")
 
     def _run(self, relays: Sequence[EventRelay], verbosity: int) -> None:
-        """Run each relay in a thread of its own, so that none waits for another's broker. If one fails, all end."""
+        """Run each relay in a thread of its own, so that none waits for another's
+        broker. If one fails, all end.
+        """
         if verbosity > 0:
             self.stdout.write(
-                f"relaying to {', '.join(relay.alias for relay in relays)}"
+                f"relaying to {', '.join(dict.fromkeys(r.alias for r in relays))}"
             )
         with (
             ended_by_signal() as stop,

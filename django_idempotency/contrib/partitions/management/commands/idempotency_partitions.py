@@ -11,21 +11,21 @@ from django_idempotency.contrib.partitions.upkeep import (
     AHEAD,
     Dropped,
     Ensured,
+    PartitionStatus,
     Standing,
-    Status,
     drop,
     ensure,
     status,
 )
-from django_idempotency.management.base import MaintenanceCommand, number
+from django_idempotency.extending.operators import MaintenanceCommand, number
 
 PLAIN = "The table is not partitioned: nothing to do."
 
 
 class Command(MaintenanceCommand):
     help = (
-        "Maintains the partitions of the records on PostgreSQL. Without --yes, enable changes nothing: it prints what "
-        "it would run."
+        "Maintains the partitions of the records on PostgreSQL. Without --yes, enable"
+        " changes nothing: it prints what it would run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -80,11 +80,17 @@ def _ensured(ensured: Ensured) -> str:
     if not ensured.partitioned:
         return PLAIN
     short = " That is too short: see status." if ensured.short else ""
-    return f"{_amount(len(ensured.created))} created. {_covered(ensured.covered_until)}{short}"
+    return (
+        f"{_amount(len(ensured.created))} created."
+        f" {_covered(ensured.covered_until)}{short}"
+    )
 
 
 def _covered(until: str | None) -> str:
-    return f"Partitions cover {'all future time' if until is None else f'the time until {until}'}."
+    return (
+        "Partitions cover"
+        f" {'all future time' if until is None else f'the time until {until}'}."
+    )
 
 
 def _amount(count: int) -> str:
@@ -98,7 +104,7 @@ def _dropped(dropped: Dropped) -> str:
     return "\n".join([f"{_amount(len(dropped.dropped))} dropped.", *kept])
 
 
-def _stands(found: Status) -> str:
+def _stands(found: PartitionStatus) -> str:
     left = [
         f"{name} is detached, but not dropped yet: run drop."
         for name in found.left_behind

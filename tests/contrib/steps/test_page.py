@@ -1,4 +1,6 @@
-"""docs/stripe.md: its view, with Stripe's own client, charges once through crashes and failures."""
+"""docs/stripe.md: its view, with Stripe's own client, charges once through crashes and
+failures.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from urllib.parse import parse_qs
 
 import pytest
 import stripe
+from django.contrib.auth import get_user_model
+from django.http import JsonResponse
 
 from tests.support.pages import FENCE, text
+from tests.support.views import code
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
 
-MODEL, VIEW, URLS, WITHOUT_KEYS = (
+SETTINGS, MODEL, VIEW, URLS, WITHOUT_KEYS = (
     block
     for language, block in FENCE.findall(text("stripe.md"))
     if language == "python"
@@ -24,7 +29,9 @@ MODEL, VIEW, URLS, WITHOUT_KEYS = (
 
 
 class Stripe(BaseHTTPRequestHandler):
-    """Makes one payment for each key, as Stripe does. What was asked is in ``server.asked``."""
+    """Makes one payment for each key, as Stripe does. What was asked is in
+    ``server.asked``.
+    """
 
     def do_POST(self):
         sent = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
@@ -65,7 +72,9 @@ def saved():
 
 @pytest.fixture
 def pay(rf, django_user_model, provider, saved, monkeypatch):
-    """Send a request to the view on the page. ``crash``: it is interrupted after Stripe has charged."""
+    """Send a request to the view on the page. ``crash``: it is interrupted after Stripe
+    has charged.
+    """
     user = django_user_model.objects.create_user("alice")
     payments = SimpleNamespace()
     monkeypatch.setitem(sys.modules, "orders", SimpleNamespace())
@@ -74,16 +83,26 @@ def pay(rf, django_user_model, provider, saved, monkeypatch):
         "orders.models",
         SimpleNamespace(Payment=SimpleNamespace(objects=payments)),
     )
+    payments.create = lambda **_named: SimpleNamespace(pk=1)
     names = {}
     exec(compile(VIEW, "stripe.md", "exec"), names)
 
-    def send(crash=False):
-        def get_or_create(intent, defaults):
-            if crash:
-                raise SystemExit
-            saved.append((intent, defaults["user"]))
+    charge = names["charge"]
 
-        payments.get_or_create = get_or_create
+    def send(crash=""):
+        def update(intent):
+            if crash == "behind the call":
+                raise SystemExit
+            saved.append(intent)
+
+        def charge_and_crash(*args):
+            done = charge(*args)
+            if crash == "in the call":
+                raise SystemExit
+            return done
+
+        names["charge"] = charge_and_crash
+        payments.filter = lambda pk: SimpleNamespace(update=update)
         request = rf.post(
             "/",
             {"amount": "500", "payment_method": "pm_card"},
@@ -102,17 +121,30 @@ def test_a_retry_gets_the_response_and_stripe_is_not_called(pay, provider, saved
     assert (len(provider.asked), len(saved)) == (1, 1)
 
 
-def test_after_a_crash_stripe_recognises_the_retry(pay, provider, saved):
+@pytest.mark.parametrize(
+    ("crash", "asked"), [("in the call", 2), ("behind the call", 1)]
+)
+def test_after_a_crash_nothing_is_charged_twice(pay, provider, saved, crash, asked):
     with pytest.raises(SystemExit):
-        pay(crash=True)
+        pay(crash=crash)
     assert pay().status_code == 201
     assert (len(provider.payments), len(saved)) == (1, 1)
-    assert len(provider.asked) == 2
+    assert len(provider.asked) == asked
     assert len(set(provider.asked)) == 1
 
 
-def test_the_view_for_providers_without_keys_is_idempotent():
-    names = {}
+def test_a_provider_without_keys_is_called_at_most_once(rf):
+    names = {"JsonResponse": JsonResponse}
     exec(compile(WITHOUT_KEYS, "stripe.md", "exec"), names)
-    policy = names["pay_out"].idempotency_policy
-    assert (policy.required, policy.mode.on_crash) == (True, "hold")
+    sent = []
+
+    def send_to_bank(amount):
+        sent.append(amount)
+        raise TimeoutError
+
+    names["send_to_bank"] = send_to_bank
+    request = rf.post("/", {"amount": "5"}, headers={"Idempotency-Key": "order-1"})
+    request.user = get_user_model().objects.create_user("alice")
+    for _retry in range(2):
+        assert code(names["pay_out"](request)) == "idempotency_key_on_hold"
+    assert sent == ["5"]

@@ -1,0 +1,20 @@
+"""Statements of the tests' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections
+
+
+def run_sql(sql: str, parameters: Any = None, using: str = "default") -> Any:
+    """The rows, if it has any."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.fetchall() if cursor.description else None
+
+
+def value_of(sql: str, parameters: Any = None, using: str = "default") -> Any:
+    """The first column of the only row."""
+    ((value, *_others),) = run_sql(sql, parameters, using)
+    return value
