@@ -365,20 +365,23 @@ def final_verdict(context: Context, verdict: Verdict) -> Verdict:
     """Return what stands of the verdict: a key with a step that is done is not
     released, because its next life would do that again.
     """
-    if isinstance(verdict, Keep) and NOTES in context.notes:
-        context.notes[NOTES].warn_of_unasked()
-    if isinstance(verdict, Release) and _is_half_done(context):
-        return Fail("its steps are done in part")
+    if isinstance(verdict, Keep | Release) and _may_have_steps(context):
+        try:
+            found = _Steps.of(context)
+        except (ClaimLost, StoreUnavailable, DatabaseError):  # nobody can tell
+            is_kept = True
+        else:
+            is_kept = found.memos.is_kept
+            if isinstance(verdict, Keep):
+                found.warn_of_unasked()
+        if is_kept and isinstance(verdict, Release):
+            return Fail("its steps are done in part")
     return verdict
 
 
-def _is_half_done(context: Context) -> bool:
-    """Whether a step is done, or may be. This attempt may have asked for none."""
-    asks = NOTES in context.notes or (context.attempt > 1 and is_fit(context.store))
-    try:
-        return asks and _Steps.of(context).memos.is_kept
-    except (ClaimLost, StoreUnavailable, DatabaseError):  # nobody can tell
-        return True
+def _may_have_steps(context: Context) -> bool:
+    """Whether a step may be done. This attempt may have asked for none."""
+    return NOTES in context.notes or (context.attempt > 1 and is_fit(context.store))
 
 
 def _refuse_loop(name: str, twin: str) -> None:

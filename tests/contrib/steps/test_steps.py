@@ -406,6 +406,17 @@ def test_an_operator_lets_new_code_run_on():
     assert run(new) == ["charge", "book"]
 
 
+def test_a_later_attempt_that_asks_for_no_step_is_warned_of(caplog):
+    async def done():
+        return "done"
+
+    for how, work in ((run, lambda: "done"), (arun, done)):
+        caplog.clear()
+        failing(Work("pay", "book", break_after="pay"), key=how.__name__)
+        assert how(work, how.__name__) == "done"
+        assert "without asking for these steps, which are done: pay" in caplog.text
+
+
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_an_operator_maps_an_old_name_to_the_new_one(settings, encrypt):
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "ENCRYPTION_KEYS": KEYS}
