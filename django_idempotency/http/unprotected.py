@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -56,8 +56,10 @@ def is_unprotected(request: HttpRequest, response: Any) -> bool:
 
 def _leads_back(request: HttpRequest, response: Any) -> bool:
     """Whether this is a redirect as to a login page, which leads back here."""
-    query = urlsplit(response.headers.get("Location", "")).query
-    return request.path in unquote(query)
+    location = response.headers.get("Location", "")
+    query = location.partition("#")[0].partition("?")[2]
+    places = (unquote(value.partition("?")[0]) for _name, value in parse_qsl(query))
+    return any(place.endswith(request.path) for place in places)
 
 
 def report(

@@ -66,7 +66,7 @@ def answering(view):
 
 
 class Redirecting(View):
-    target = "/done/"
+    target = "/done/?of=/view/7"
 
     def dispatch(self, request):
         getattr(self, "post", None)
