@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
+from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -55,6 +56,11 @@ def _protected(
             raise ImproperlyConfigured(
                 f"{function!r} has no name to distinguish its keys by: set name=…."
             )
+    if isgeneratorfunction(function) or isasyncgenfunction(function):
+        raise ImproperlyConfigured(
+            f"{dotted_name(function)} is a generator: calling it runs nothing. Decorate"
+            " a function that consumes it."
+        )
     keying = Keying(key, function, policy)
 
     def called(handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -134,8 +140,9 @@ def run_once(
     """Call ``function`` once for ``key``, and return the first result to each later
     call. See ``once`` for keys, options and errors.
 
-    A ``functools.partial`` is called with its arguments. A coroutine function returns
-    a coroutine, as usual.
+    A ``functools.partial`` is called with its arguments, which are compared. The object
+    of a bound method is not: name it in the key. A coroutine function returns a
+    coroutine, as usual.
     """
     called = function if isinstance(function, partial) else partial(function)
     decorate: Any = once(key=lambda *_args, **_kwargs: key, name=name, **options)

@@ -213,6 +213,20 @@ def test_a_function_without_a_name_needs_one(function):
     decorate(name="named")(function)
 
 
+def test_a_generator_is_refused():
+    """Calling it runs nothing, so nothing would ever happen."""
+
+    def rows():
+        yield 1
+
+    async def arows():
+        yield 1
+
+    for function in (rows, arows):
+        with pytest.raises(ImproperlyConfigured, match="runs nothing"):
+            once(key=lambda: "k", retention=60, mode="lease")(function)
+
+
 def test_once_without_a_key_is_an_error():
     for wrong in (once, once(retention=60), once(policy=Policy(retention=60))):
         with pytest.raises(TypeError, match="needs a key"):
