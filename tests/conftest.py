@@ -262,6 +262,24 @@ def nothing_was_logged() -> None:
     logs._said.clear()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nobody_is_hurried() -> Iterator[None]:
+    """A page or a scrape may ask the database for longer than a busy machine takes. A
+    test of the limit sets its own.
+    """
+    from django_idempotency.admin import alarms, pages
+    from django_idempotency.instrumentation import metrics
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, limit in (
+            (pages, "SECONDS"),
+            (alarms, "SECONDS"),
+            (metrics, "LONGEST"),
+        ):
+            patch.setattr(module, limit, 60.0)
+        yield
+
+
 @pytest.fixture
 def reference() -> str:
     """Serves as the key, too."""

@@ -30,7 +30,7 @@ PAGE = ROOT / "docs/evidence/compatibility.md"
 def test_other_packages_and_keys_work_together(db):
     done = subprocess.run(
         [sys.executable, "-m", "tests.compatibility.scenario", "installed.settings"],
-        **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 240},
+        **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 800},
         env=os.environ | {"DATABASE_URL": database_url(connection.settings_dict, NAME)},
     )
     assert done.returncode == 0, done.stderr

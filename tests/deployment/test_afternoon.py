@@ -109,9 +109,8 @@ def charged_over_a_bad_network(someone):
         create = importlib.import_module(f"{package}.api.charges.charges_create")
         made = create.sync_detailed(client=client, body=charge, idempotency_key=KEY)
     assert (made.status_code, made.headers["Idempotent-Replayed"]) == (201, "true")
-    return httpx.get(
-        f"http://127.0.0.1:{someone.port}/charges/", headers=ALICE, trust_env=False
-    ).json()
+    charges = f"http://127.0.0.1:{someone.port}/charges/"
+    return httpx.get(charges, headers=ALICE, trust_env=False, timeout=120).json()
 
 
 @contextmanager

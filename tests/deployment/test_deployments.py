@@ -71,7 +71,12 @@ def under(*deployments: Any) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def deployed(request, server_database, tmp_path_factory) -> Iterator[Server]:
-    environment = {"GUNICORN_CMD_ARGS": "", "OPENAPI": "1", **request.param}
+    # each worker loads the project, for longer than gunicorn waits by default
+    environment = {
+        "GUNICORN_CMD_ARGS": "--timeout 120",
+        "OPENAPI": "1",
+        **request.param,
+    }
     url = server_database
     running = running_uvicorn if environment.pop("uvicorn", None) else running_server
     if environment.pop("pgbouncer", None):
@@ -163,7 +168,7 @@ def test_an_async_view_takes_effect_once(deployed, name):
 @under(UVICORN)
 def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
     with pytest.raises(httpx.TimeoutException):
-        sent(deployed, name, ASYNC, simulate={"delay_ms": 1000}, timeout=0.3)
+        sent(deployed, name, ASYNC, simulate={"delay_ms": 20_000}, timeout=0.5)
     assert in_the_end(deployed, name, ASYNC).status_code == 201
     assert deployed.ledger(name) == 1
 
@@ -188,7 +193,8 @@ def test_serve_runs_as_many_workers_as_the_environment_says(server_database):
                         ]
                     )
                     == 3
-                )
+                ),
+                within=180,  # it migrates and seeds first
             )
         finally:
             serve.terminate()
@@ -208,7 +214,7 @@ def test_a_server_that_hung_up_between_requests_is_not_noticed(other_thread, mod
 
 
 KILL = {
-    "postgresql": "SELECT pg_terminate_backend(%s)",
+    "postgresql": "SELECT pg_terminate_backend(%s, 30000)",
     "mysql": "KILL %s",
 }
 

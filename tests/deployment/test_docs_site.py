@@ -40,7 +40,7 @@ def site(tmp_path_factory):
         "--site-dir",
         directory,
     ]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory
 

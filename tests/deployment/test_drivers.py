@@ -101,7 +101,7 @@ def test_laws_hold_on_psycopg2(database, tmp_path):
             "not server",
             *LAWS,
         ],
-        **{"capture_output": True, "text": True, "cwd": ROOT, "timeout": 300},
+        **{"capture_output": True, "text": True, "cwd": ROOT, "timeout": 800},
         env=os.environ
         | {
             "DATABASE_URL": database,
@@ -115,7 +115,7 @@ def test_laws_hold_on_psycopg2(database, tmp_path):
 
 def test_a_project_on_sqlite_runs_without_a_driver_of_postgresql(tmp_path):
     run = [sys.executable, "-c", PROJECT, f"sqlite:///{tmp_path / 'db.sqlite3'}"]
-    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=800)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [
         [201, True, None],

@@ -37,7 +37,7 @@ def test_every_key_ends_right_whenever_its_client_hangs_up(
         "RUNS_LOG": str(runs),
         "LEASE": "120",
     }
-    environment |= {"STORE": store, "REDIS_URL": redis_url}
+    environment |= {"STORE": store, "REDIS_URL": redis_url, "REDIS_TIMEOUT": "60"}
     with running_uvicorn(server_database, tmp_path, **environment) as server:
         server.ledger("-")  # it serves
         answers = dict(

@@ -87,8 +87,9 @@ def test_replays_are_counted_even_if_others_can_not_be(background):
 
 def test_work_is_tried_until_it_succeeds():
     background, recorder = Background("background"), Recorder(failures=2)
-    background.later(recorder, 0.01, STORE)
-    thread = background._thread
+    with background.changed:  # or the thread might have ended before it is looked at
+        background.later(recorder, 0.01, STORE)
+        thread = background._thread
     assert recorder.done.wait(60)
     thread.join(60)
     assert (recorder.tries, thread.is_alive(), background._thread) == (3, False, None)
@@ -124,7 +125,8 @@ def test_work_that_is_asked_for_while_it_is_done_is_done_again(background):
     assert len(tries) == 2
 
 
-def test_the_end_of_the_process_finishes_the_work_that_is_left():
+def test_the_end_of_the_process_finishes_the_work_that_is_left(monkeypatch):
+    monkeypatch.setattr("django_idempotency.engine.background.PATIENCE_AT_EXIT", 60)
     background, recorder = Background("background"), Recorder()
     background.later(recorder, 3600, STORE)
     background.stop()

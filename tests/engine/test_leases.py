@@ -52,8 +52,9 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def keeper(transactional_db, monkeypatch, clock):
-    """A keeper that works when it is told."""
+    """A keeper that works when it is told, and waits for a slow store."""
     monkeypatch.setattr(Worker, "wake", lambda self: None)
+    monkeypatch.setattr(leases, "LEAST_PATIENCE", 60)
     return LeaseKeeper("leases")
 
 

@@ -71,6 +71,7 @@ class Cluster(PrivateServer):
         options = (
             "--auth=trust",
             "--encoding=utf8",
+            "--no-sync",
             "--wal-segsize=1",
             "-U",
             "postgres",
@@ -108,7 +109,7 @@ class Cluster(PrivateServer):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={"LC_ALL": "C"},
-            timeout=60,
+            timeout=300,
         )
 
     def answers(self) -> bool:
@@ -129,7 +130,7 @@ class Cluster(PrivateServer):
         family = [*postmaster.children(), postmaster]
         _kill(family)
         self.process.wait()
-        psutil.wait_procs(family, timeout=10)
+        psutil.wait_procs(family, timeout=60)
 
     def crash(self) -> None:
         """Kill all of its processes but the first one, which starts them again: the
@@ -141,7 +142,7 @@ class Cluster(PrivateServer):
         recoveries = self._recoveries()
         _kill(postmaster.children())
         postmaster.resume()
-        eventually(lambda: self._recoveries() > recoveries, within=60)
+        eventually(lambda: self._recoveries() > recoveries, within=180)
 
     def _recoveries(self) -> int:
         return self.log.read_text().count("ready to accept connections")

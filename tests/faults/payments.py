@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, LiteralString
 
 import httpx
 import psycopg
 
 from tests.faults.trials import Call, Response
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 
 ATOMIC = (
     "/api/charges/",
@@ -146,6 +147,7 @@ class Payments:
             f"{self.server.gateway_url}/payouts",
             params={"reference": key},
             trust_env=False,
+            timeout=60,
         )
         return int(response.raise_for_status().json()["effects"])
 
@@ -159,22 +161,32 @@ class Ledger:
 
     def entries(self, reference: str) -> list[tuple[str, str]]:
         """The names of those with a reference, and their kinds."""
-        if self.connection is None or self.connection.closed:
-            self.connection = psycopg.connect(self.url, autocommit=True)
         query = (
             "SELECT id, CASE WHEN operation IS NULL THEN amount END, kind FROM"
             " testproject_ledgerentry WHERE reference = %s"
         )
         return [
             (named(id.hex, amount), kind)
-            for id, amount, kind in self.connection.execute(query, [reference])
+            for id, amount, kind in self._rows(query, reference)
         ]
 
     def amounts(self, reference: str) -> list[int]:
         """Those of the effects that ``entries`` has found."""
-        assert self.connection is not None
         query = "SELECT amount FROM testproject_ledgerentry WHERE reference = %s"
-        return [amount for (amount,) in self.connection.execute(query, [reference])]
+        return [amount for (amount,) in self._rows(query, reference)]
+
+    def _rows(self, query: LiteralString, reference: str) -> list[Any]:
+        """Those that there are, even if a fault of a late request hits the database."""
+
+        def ask() -> tuple[list[Any]] | None:
+            with suppress(psycopg.OperationalError):
+                if self.connection is None or self.connection.closed:
+                    self.connection = psycopg.connect(self.url, autocommit=True)
+                return (self.connection.execute(query, [reference]).fetchall(),)
+            return None
+
+        (found,) = eventually(ask, every=0.2)
+        return found
 
     def close(self) -> None:
         if self.connection is not None:

@@ -28,7 +28,7 @@ import psycopg
 from django.db import connection as monitor
 from django.db import connections
 
-PATIENCE = 20  # seconds; far more than any statement here takes
+PATIENCE = 120  # seconds; far more than any statement here takes
 LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 # These differ each time that a schedule is played.
 NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"transaction")

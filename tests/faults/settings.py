@@ -23,6 +23,7 @@ IDEMPOTENCY = {
     "ATOMIC": replace(IDEMPOTENCY["ATOMIC"], on_release="rollback"),  # noqa: F405
 }
 if STORE == "redis":  # noqa: F405
-    STORES["redis"]["OPTIONS"]["durability"] = os.environ.get(  # noqa: F405
-        "REDIS_DURABILITY", "none"
-    )
+    STORES["redis"]["OPTIONS"] |= {  # noqa: F405
+        "durability": os.environ.get("REDIS_DURABILITY", "none"),
+        "timeout": float(os.environ.get("REDIS_TIMEOUT", "2")),
+    }

@@ -4,14 +4,16 @@ broken entry points.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
-from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 from django.db import connections, transaction
 from django.http import HttpResponse
 
+from tests.faults import trials
 from tests.faults.trials import (
     LOST,
     Call,
@@ -161,26 +163,26 @@ def test_faults_end_before_the_keys_are_drained():
     assert {*seen[seen.index("over") + 1 :]} == {"draining"}
 
 
-def test_an_effect_after_the_last_response_is_counted():
+def test_an_effect_after_the_last_response_is_counted(monkeypatch):
     """As a zombie's effect would: its worker goes on when everybody has been
     answered.
     """
-    zombie = Timer(0.2, lambda: late.append("effect"))
     late = []
 
-    def send(call):
-        if not zombie.ident:
-            zombie.start()
-        return A
+    def sleep(seconds):
+        if seconds == 3600:
+            late.append("effect")
 
+    times = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    monkeypatch.setattr(trials, "time", times)
     verdict = exercise(
-        send,
+        lambda call: A,
         lambda key: 1 + len(late),
         clients=1,
         keys=1,
         operations=1,
         seed=1,
-        settle=0.5,
+        settle=3600,
     )
     assert [violation.law for violation in verdict.violations] == [
         "took effect 2 times"

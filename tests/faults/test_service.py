@@ -44,7 +44,7 @@ def ground():
 def test_every_law_holds_whatever_is_done_to(scenario, operations, bites, ground):
     scenario = replace(scenario, must_bite=sorted(bites))
     outcome = scenarios.run(
-        scenario, *ground, operations=operations, seed=1, least=1, patience=120
+        scenario, *ground, operations=operations, seed=1, least=1, patience=300
     )
     assert not outcome.violations, outcome.verdicts
     assert not outcome.toothless(1)

@@ -39,12 +39,12 @@ class Stop:
 
     def __call__(self, argument):
         self.reached.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         return argument if self.result is None else self.result
 
 
 async def until(event):
-    for _ in range(3000):
+    for _ in range(6000):
         if event.is_set():
             return
         await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ async def cancelled_at(stop, call, times=1):
             await asyncio.sleep(0)  # the loop hands the cancellation on
     stop.go_on.set()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -155,9 +155,9 @@ def test_a_waiter_that_is_cancelled_as_it_gets_the_key_gives_it_back(monkeypatch
 
     async def main():
         monkeypatch.setattr(engine, "begin_again", begin_and_stop)
-        waiter = protected(view, wait=30)(post())
+        waiter = protected(view, wait=60)(post())
         waiting = asyncio.ensure_future(cancelled_at(stop, waiter))
-        await asyncio.wait_for(waits.wait(), 30)
+        await asyncio.wait_for(waits.wait(), 60)
         await sync_to_async(store_for(policy).release)(owner)
         await waiting
 
@@ -176,7 +176,7 @@ def test_during_the_view_it_counts_as_a_crash():
         task = asyncio.ensure_future(
             protected(slow, mode=Lease(on_crash="hold"))(post())
         )
-        await asyncio.wait_for(entered.wait(), 30)
+        await asyncio.wait_for(entered.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -198,18 +198,18 @@ def test_a_caller_that_waits_and_hangs_up_leaves_the_owner_and_other_waiters_alo
 
     async def main():
         owner = asyncio.ensure_future(protected(slow)(post()))
-        await asyncio.wait_for(entered.wait(), 30)
+        await asyncio.wait_for(entered.wait(), 60)
         waiter, other = (
-            asyncio.ensure_future(protected(view, wait=30)(post())) for _ in range(2)
+            asyncio.ensure_future(protected(view, wait=60)(post())) for _ in range(2)
         )
-        await asyncio.wait_for(waits.wait(), 30)
+        await asyncio.wait_for(waits.wait(), 60)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
         while waiters.waiting != 1:
             await asyncio.sleep(0.01)
         let_go.set()
-        return await asyncio.wait_for(asyncio.gather(owner, other), 20)
+        return await asyncio.wait_for(asyncio.gather(owner, other), 60)
 
     first, second = run(main)
     assert (first.status_code, second.content, is_replay(second), waiters.waiting) == (

@@ -44,6 +44,7 @@ def counts(settings, monkeypatch):
     settings.CACHES = {**settings.CACHES, "counts": location}
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LIMITS_CACHE": "counts"}
     admission._guards.clear()
+    monkeypatch.setattr(admission, "PATIENCE", 60)  # a slow cache limits nothing
 
     def clock(seconds):
         monkeypatch.setattr(
@@ -245,7 +246,8 @@ def test_a_scope_stores_so_many_bytes(call, counts):
     assert call(limited, key="c").status_code == 200
 
 
-def test_a_cache_that_fails_limits_nothing(call, settings, caplog):
+def test_a_cache_that_fails_limits_nothing(call, settings, caplog, monkeypatch):
+    monkeypatch.setattr(admission, "PAUSE", 600)
     settings.CACHES = {"default": {"BACKEND": f"{__name__}.NoCache"}}
     admission._guards.clear()
     limited = idempotent(admit=Limits(new_keys=1, bytes=1))(Runs().view)

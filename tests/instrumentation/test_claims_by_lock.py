@@ -162,6 +162,6 @@ def test_a_run_that_waits_for_a_lock_is_counted():
             run = pool.submit(close, entry_point(view))
             assert eventually(lambda: lock_waits()["lock_waits_oldest"] > 0)
             assert lock_waits()["lock_waits"] == 1
-        assert run.result(30).status_code == 201
-        other.result(30)
+        assert run.result(60).status_code == 201
+        other.result(60)
     assert lock_waits() == none

@@ -185,12 +185,17 @@ def test_figures_that_take_too_long_leave_the_others_alone(
 ):
     with transaction.atomic():
         publish("a", {})
-    monkeypatch.setattr(metrics, "LONGEST", 0.1)
+    down = ["records", "steps"] if lost == "pending" else ["outbox"]
     with locked(table):
-        found = samples(scraped(registry))
+        for seconds in (0.1, 1, 10):  # a busy machine may need longer for the others
+            metrics._tables.clear()
+            caplog.clear()
+            monkeypatch.setattr(metrics, "LONGEST", seconds)
+            found = samples(scraped(registry))
+            if found["idempotency_table_up"] == up(down=down):
+                break
     assert f"idempotency_{kept}" in found
     assert f"idempotency_{lost}" not in found
-    down = ["records", "steps"] if lost == "pending" else ["outbox"]
     assert found["idempotency_table_up"] == up(down=down)
     assert "57014" in caplog.text
     assert [record.event for record in caplog.records] == ["table_down"] * len(down)
@@ -209,13 +214,13 @@ def test_a_hanging_scrape_does_not_block_others(registry, monkeypatch):
         ExitStack() as stack,
     ):
         silent = socket.create_server(("127.0.0.1", 0))
-        silent.settimeout(30)
+        silent.settimeout(60)
         patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
         patch.setitem(connection.settings_dict, "PORT", silent.getsockname()[1])
         first = pool.submit(_scraped_elsewhere, registry)
         stack.enter_context(silent.accept()[0])
         stack.enter_context(silent)  # closed first, so that nobody tries again
-        text = pool.submit(_scraped_elsewhere, registry).result(30)
+        text = pool.submit(_scraped_elsewhere, registry).result(60)
         assert not first.done()
         assert samples(text)["idempotency_table_up"] == up(down=FAMILIES)
         assert "idempotency_pending" not in samples(text)
@@ -279,10 +284,13 @@ def test_a_token_that_can_be_guessed_is_refused(settings, tokens):
     for _language, block in FENCE.findall(page("monitoring.md"))
     if "def child_exit" in block
 ]
+# and with time for a scrape on a busy machine
 GAUGE = """
 def post_worker_init(worker):
+    from django_idempotency.instrumentation import metrics
     from prometheus_client import Gauge
     Gauge("shop_workers", "A project's own.", multiprocess_mode="livesum").set(1)
+    metrics.LONGEST = 60
 """
 
 
@@ -294,7 +302,7 @@ def test_with_two_workers_a_scrape_of_either_tells_of_both_and_of_one_that_died(
     (configuration := tmp_path / "gunicorn.conf.py").write_text(RECIPE + GAUGE)
     given = {
         "PROMETHEUS_MULTIPROC_DIR": str(directory),
-        "GUNICORN_CMD_ARGS": f"--config {configuration}",
+        "GUNICORN_CMD_ARGS": f"--config {configuration} --timeout 120",
     }
     server, keys = start_server(INSTRUMENTATION="prometheus", **given), 0
 

@@ -93,7 +93,7 @@ def test_a_late_owner_in_atomic_mode_is_signalled_after_its_rollback(other_threa
     def view(request):
         response = paying(request)
         backend = value_of("SELECT pg_backend_pid()")
-        other_thread(run_sql, "SELECT pg_terminate_backend(%s, 5000)", [backend])
+        other_thread(run_sql, "SELECT pg_terminate_backend(%s, 30000)", [backend])
         assert other_thread(entry_point(paying)).status_code == 201
         return response
 
@@ -125,7 +125,9 @@ def all_heard():
 
 
 def test_each_outcome_of_a_claim_sends_one_signal_with_its_arguments():
-    holding, waiting = Policy(mode=Lease(on_crash="hold")), Policy(**LEASE, wait=0.05)
+    # so short a lease that a caller is told to come back in a second, however late
+    holding = Policy(mode=Lease(seconds=10, on_crash="hold"))
+    waiting = Policy(mode=Lease(seconds=10), wait=0.05)
     with all_heard() as sent:
         claim("crashed", policy=holding)
         assert engine.claim(operation("crashed"), holding) == InFlight(1)

@@ -184,7 +184,7 @@ def test_a_worker_interrupted_at_random_moments_goes_on(kind, claim):
         env=environment() | {"CLAIM": claim},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]

@@ -27,11 +27,17 @@ PRIVATE = "private"
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A server that writes nothing of a transaction before its COMMIT."""
-    with (
-        room() as place,
-        running_cluster(place, wal_writer_delay="10s", autovacuum="off") as running,
-    ):
+    """A server that writes nothing of a transaction before its COMMIT: nor the next
+    number, as it does for standbys, and in a checkpoint.
+    """
+    parameters = {
+        "wal_writer_delay": "10s",
+        "autovacuum": "off",
+        "wal_level": "minimal",
+        "max_wal_senders": "0",
+        "checkpoint_timeout": "1h",
+    }
+    with room() as place, running_cluster(place, **parameters) as running:
         yield running
 
 

@@ -158,7 +158,7 @@ def test_a_commit_is_known_whatever_happens_to_the_row_afterwards(
         other_thread(sql(statement.format(table=IdempotencyRecord._meta.db_table)))
         if loss:
             pid = connection.connection.info.backend_pid
-            other_thread(sql(f"SELECT pg_terminate_backend({pid}, 5000)"))
+            other_thread(sql(f"SELECT pg_terminate_backend({pid}, 60000)"))
             pay("after")
         raise LookupError
 
@@ -218,13 +218,13 @@ def test_a_deadlock_under_a_raw_retry_is_a_failure():
                 pay("rival")
             LedgerEntry.objects.filter(pk=second).update(amount=7)
             locked.set()
-            assert asked.wait(30)
+            assert asked.wait(60)
             LedgerEntry.objects.filter(pk=first).update(amount=7)
 
     def view(request):
         pay("before")
         LedgerEntry.objects.filter(pk=first).update(amount=8)
-        assert locked.wait(30)
+        assert locked.wait(60)
         asked.set()
         with connection.cursor() as cursor:  # the ORM would mark the transaction
             raw = f"UPDATE {LedgerEntry._meta.db_table} SET amount = 8 WHERE id = %s"

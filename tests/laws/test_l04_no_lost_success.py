@@ -76,6 +76,7 @@ def test_l4_the_response_is_found_once_the_lock_is_released(
         return paying(request)
 
     locked = []
+    monkeypatch.setattr(engine.atomic_runs, "PATIENCE", 60)
     monkeypatch.setattr(engine.waiting.time, "sleep", let_go_and_sleep)
     first = entry_point(view)()
     assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (

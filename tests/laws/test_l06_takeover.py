@@ -103,7 +103,7 @@ def test_l6_a_duplicate_leaves_a_claim_time_to_lock_its_row(monkeypatch):
         twin = pool.submit(
             in_threads,
             1,
-            lambda _: entry_point(paying, mode=Atomic(takeover_grace=10))(),
+            lambda _: entry_point(paying, mode=Atomic(takeover_grace=60))(),
         )
         assert looked.wait(60)
         with engine.execution(first, Policy()) as run:

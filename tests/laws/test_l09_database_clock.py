@@ -66,7 +66,8 @@ def test_l9_a_lease_runs_out_by_the_databases_clock():
     claim(policy=Policy(**policy))
     refused = entry_point(paying, **policy)()
     assert refused.status_code == 409
-    assert refused.headers["Retry-After"] in ("1", "2")
+    # by a clock an hour ahead it would be a sixth of the lease
+    assert int(refused.headers["Retry-After"]) < 10
     shift(locked_until=-1)
     assert entry_point(paying, **policy)().status_code == 201
 

@@ -64,7 +64,8 @@ def clean_up_while(other_thread, monkeypatch):
 def waiting_at_the_gate():
     return value_of(
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND"
-        " objid = %s",
+        " objid = %s AND database = (SELECT oid FROM pg_database WHERE datname ="
+        " current_database())",
         [GATE],
     )
 

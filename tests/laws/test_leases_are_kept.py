@@ -14,6 +14,7 @@ import pytest
 from django.core import mail
 from django.db import connection, connections
 
+from django_idempotency.engine import leases
 from django_idempotency.engine.background import Worker
 from django_idempotency.engine.leases import LeaseKeeper
 from django_idempotency.models import IdempotencyRecord
@@ -24,16 +25,31 @@ from tests.support.sql import run_sql
 from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("payer")]
+pytestmark = [
+    pytest.mark.row_locks,
+    pytest.mark.usefixtures("payer", "renewed_every_second"),
+]
 
-LEASE = 3
+LEASE = 8
+BEATS = leases.BEATS_PER_LEASE
 MORE_THAN_THERE_IS = 2**47 - 2**16
 
 
 @pytest.fixture
+def renewed_every_second(monkeypatch):
+    """As a lease of three seconds is, but a process that stalls for some seconds does
+    not lose it.
+    """
+    monkeypatch.setattr(leases, "BEATS_PER_LEASE", LEASE)
+
+
+@pytest.fixture
 def outside_a_test_run(monkeypatch):
-    """Counts are written, as they are not in a test run."""
+    """Counts are written, as they are not in a test run, or waited for as long as their
+    row is locked.
+    """
     monkeypatch.delattr(mail, "outbox")
+    monkeypatch.setattr("django_idempotency.engine.background.PATIENCE", 60)
 
 
 @contextmanager
@@ -56,8 +72,10 @@ def locking(key: str) -> str:
 def renewed(key: str = "k") -> None:
     """Wait until its lease was renewed, and that before it ran out."""
     before = record(key)
-    eventually(lambda: record(key).locked_until > before.locked_until, within=LEASE * 3)
-    assert record(key).locked_until - before.locked_until < timedelta(seconds=LEASE), (
+    after = eventually(
+        lambda: (now := record(key)).locked_until > before.locked_until and now
+    )
+    assert after.locked_until - before.locked_until < timedelta(seconds=LEASE), (
         "it had run out"
     )
 
@@ -87,6 +105,7 @@ def test_a_hanging_connection_of_a_long_lease_leaves_short_ones_alive(proxy, own
     direct = {"HOST": proxy.upstream[0], "PORT": proxy.upstream[1]}
     long, short = {"mode": Lease(seconds=60 * LEASE)}, {"mode": Lease(seconds=LEASE)}
     gates = Gate(), Gate()
+    connection.ensure_connection()  # so that the newest one is that of the leases
     with (
         another_alias("direct", **direct) as alias,
         gates[0].running_with("long", **long, using=None if owns_both else alias),
@@ -95,7 +114,7 @@ def test_a_hanging_connection_of_a_long_lease_leaves_short_ones_alive(proxy, own
         assert entry_point(paying, **long)("long").status_code == 409
         renewed()
         proxy.swallow()
-        given_up = time.monotonic() + 3 * LEASE
+        given_up = time.monotonic() + LEASE + 3
         while time.monotonic() < given_up:
             assert entry_point(paying, **short, using=alias)().status_code == 409
             time.sleep(0.1)
@@ -118,7 +137,7 @@ def pooled(payer):
     """An alias of the default database, with a pool of two connections."""
     options = {
         **connection.settings_dict["OPTIONS"],
-        "pool": {"min_size": 0, "max_size": 2, "timeout": 1},
+        "pool": {"min_size": 0, "max_size": 2, "timeout": 30},
     }
     with another_alias("pooled", OPTIONS=options, CONN_MAX_AGE=0) as alias:
         yield alias
@@ -131,6 +150,7 @@ def test_leases_survive_a_connection_that_leads_nowhere(proxy):
     """Nobody says that it is broken: what is sent is accepted, and nothing comes
     back.
     """
+    connection.ensure_connection()  # so that the newest one is that of the leases
     with Gate().running(mode=Lease(seconds=LEASE)):
         renewed()
         proxy.swallow()
@@ -151,12 +171,19 @@ def test_a_locked_row_does_not_delay_other_leases():
         renewed("other")
 
 
-def test_two_heartbeats_may_fail_before_a_lease_runs_out():
-    """It is renewed when two thirds of it are left."""
-    with Gate().running(mode=Lease(seconds=6)):
+def test_two_heartbeats_may_fail_before_a_lease_runs_out(monkeypatch):
+    """It is renewed when two thirds of it are left, unless the process stalls."""
+    monkeypatch.setattr(leases, "BEATS_PER_LEASE", BEATS)
+
+    def in_time():
         before = record()
-        eventually(lambda: record().locked_until > before.locked_until)
-        assert record().locked_until - before.locked_until < timedelta(seconds=3.5)
+        after = eventually(
+            lambda: (now := record()).locked_until > before.locked_until and now
+        )
+        return after.locked_until - before.locked_until < timedelta(seconds=3.5)
+
+    with Gate().running(mode=Lease(seconds=6)):
+        eventually(in_time)
 
 
 class Treacherous(logging.Filter):
@@ -202,7 +229,7 @@ def end_the_thread_of_leases(monkeypatch):
     (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
     with monkeypatch.context() as patch:
         patch.setattr(LeaseKeeper, "work", fail)
-        ended.join(30)
+        ended.join(60)
     assert not ended.is_alive()
 
 
@@ -251,10 +278,15 @@ def test_without_a_thread_for_leases_nothing_is_run():
 
 
 def test_many_leases_are_renewed_by_one_thread_and_one_connection():
+    held = threading.Barrier(4)  # the thread ends with the last lease that it keeps
+
     def hold(number: int) -> Any:
         with Gate().running_with(str(number), mode=Lease(seconds=LEASE)):
+            held.wait(60)
             renewed(str(number))
-            return {thread.ident for thread in ours()}
+            found = {thread.ident for thread in ours()}
+            held.wait(60)
+            return found
 
     threads = set.union(*in_threads(4, hold))
     assert len(threads) == 1

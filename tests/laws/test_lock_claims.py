@@ -130,7 +130,7 @@ def test_a_caller_that_waits_for_a_lock_claim_gets_the_response(other):
         gate.running(mode=Atomic(claim="lock")) as first,
         heard(signals.request_rejected) as rejected,
     ):
-        waits = entry_point(paying, mode=Atomic(claim=other), wait=20)
+        waits = entry_point(paying, mode=Atomic(claim=other), wait=60)
         gate.let_go.set()
         answer = elsewhere(waits)
     assert (is_replay(answer), answer.content) == (True, first.result(60).content)
@@ -227,13 +227,14 @@ def test_a_terminal_failure_is_stored_once_a_caller_that_only_looks_has_gone():
             cursor.execute(looks, [held, held])
 
     def go():
+        run_sql("ROLLBACK")  # a session that is only closed has its locks for a moment
         connection.close()
 
     with (
         threads,
         once_rolled_back(
-            lambda: threads.submit(look).result(30),
-            then=lambda: threads.submit(go).result(30),
+            lambda: threads.submit(look).result(60),
+            then=lambda: threads.submit(go).result(60),
         ),
     ):
         assert by_lock(declining)().status_code == 402
@@ -389,6 +390,7 @@ def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(
 WAIT = "WITH held_up AS MATERIALIZED (SELECT pg_advisory_lock_shared(77) IS NOT NULL) "
 WAITING = (
     "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 
 

@@ -5,7 +5,7 @@ anywhere.
 from __future__ import annotations
 
 import signal
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import close_old_connections, connection, connections, transaction
 
+from django_idempotency import engine
 from django_idempotency.messages import Ack, Consumer, Message
 from django_idempotency.stores import pipeline
 from django_idempotency.values.policy import Atomic, Policy
@@ -23,7 +24,7 @@ from tests.support.sql import run_sql, value_of
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads, locked
 from tests.support.views_of_laws import completed
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -177,7 +178,7 @@ def test_a_cancelled_commit_is_a_failure(kind):
         run_sql(f"SELECT pg_cancel_backend({process})")
         connection.close()
 
-    with at_commit("PERFORM pg_sleep(20)"), ThreadPoolExecutor(1) as pool:
+    with at_commit("PERFORM pg_sleep(600)"), ThreadPoolExecutor(1) as pool:
         assert entry_point(view, mode=Atomic(claim=kind))().status_code == 503
     assert effects() == 0
     assert (
@@ -195,8 +196,9 @@ def test_a_statement_timeout_in_the_write_commits_nothing(other_thread):
             "LOCK TABLE django_idempotency_record IN SHARE MODE",
         ):
             other_thread(run_sql, statement)
+        response = paying(request)
         run_sql("SET LOCAL statement_timeout = '100ms'")
-        return paying(request)
+        return response
 
     assert entry_point(view, mode=Atomic(claim="lock"))().status_code == 503
     other_thread(run_sql, "ROLLBACK")
@@ -212,30 +214,57 @@ class StruckForGood(BaseException):
 
 
 @contextmanager
-def struck(after, error=Struck):
+def struck(once, error=Struck, then=lambda: None):
     """An exception from a signal's handler, as Celery's soft time limit and a worker's
-    timeout raise.
+    timeout raise, when ``once()`` is true, which another thread asks; ``then`` that
+    thread calls ``then``.
     """
+    has_struck = threading.Event()
 
     def strike(*_signal):
+        has_struck.set()
         raise error
 
+    def watch():
+        eventually(once)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+        assert has_struck.wait(60)
+        then()
+
     before = signal.signal(signal.SIGALRM, strike)
-    signal.setitimer(signal.ITIMER_REAL, after)
     try:
-        yield
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(watch)
+            yield
+            watching.result(60)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+GATE = 77
+IN_COMMIT = (
+    "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND query = 'COMMIT' AND"
+    " wait_event_type = 'Lock'"
+)
 
 
 @of_both_kinds
 @pytest.mark.parametrize("error", [Struck, StruckForGood])
-def test_effects_are_reported_despite_a_signals_exception_during_commit(kind, error):
+def test_effects_are_reported_despite_a_signals_exception_during_commit(
+    kind, error, other_thread, monkeypatch
+):
     """COMMIT is under way when it strikes, and takes place."""
+    monkeypatch.setattr(engine.atomic_runs, "PATIENCE", 60)
     ask = entry_point(paying, mode=Atomic(claim=kind))
-    with at_commit("PERFORM pg_sleep(1)"):
-        with struck(0.5, error):
+    other_thread(run_sql, f"SELECT pg_advisory_lock({GATE})")
+
+    def let_commit_go_on():
+        other_thread(run_sql, f"SELECT pg_advisory_unlock({GATE})")
+
+    with at_commit(f"PERFORM pg_advisory_xact_lock_shared({GATE})"):
+        process = connection.connection.info.backend_pid
+        in_commit = lambda: other_thread(run_sql, IN_COMMIT, [process])  # noqa: E731
+        with struck(in_commit, error, let_commit_go_on):
             try:
                 assert ask().status_code == 201
             except StruckForGood:
@@ -245,11 +274,17 @@ def test_effects_are_reported_despite_a_signals_exception_during_commit(kind, er
 
 
 @of_both_kinds
-def test_a_signals_exception_during_a_claim_leaves_a_sound_connection(kind):
+def test_a_signals_exception_during_a_claim_leaves_a_sound_connection(
+    kind, other_thread
+):
     ask = entry_point(paying, mode=Atomic(claim=kind))
     assert ask("before").status_code == 201
     struck_one = connection.connection
-    with locked("django_idempotency_record"), struck(0.5), pytest.raises(Struck):
+    with (
+        locked("django_idempotency_record"),
+        struck(lambda: other_thread(someone_waits_for_a_lock)),
+        pytest.raises(Struck),
+    ):
         ask()
     close_old_connections()  # as Django does before each request, if there were errors
     assert effects() == 1
@@ -271,23 +306,22 @@ def test_a_connection_that_was_left_in_a_pipeline_is_replaced(kind, sent):
     assert (connection.connection is not left, effects()) == (True, 2)
 
 
-def test_other_threads_run_while_a_statement_is_waited_for():
-    """libpq's own get_result() would keep the interpreter's lock for as long."""
+def test_other_threads_run_while_a_statement_is_waited_for(other_thread):
+    """libpq's own get_result() would keep the interpreter's lock for as long, and
+    nobody could let the statement go on.
+    """
+    other_thread(run_sql, f"SELECT pg_advisory_lock({GATE})")
 
     def wait():
-        pipeline.execute("SELECT pg_sleep(3)", (), connections["default"])
-        done.append(True)
+        run_sql("SET statement_timeout = '50s'")
+        statement = f"SELECT pg_advisory_lock_shared({GATE})"
+        pipeline.execute(statement, (), connections["default"])
 
-    def watch():
-        longest, before = 0.0, time.monotonic()
-        while not done:
-            now = time.monotonic()
-            longest, before = max(longest, now - before), now
-        return longest
+    def let_go():
+        eventually(someone_waits_for_a_lock)
+        other_thread(run_sql, f"SELECT pg_advisory_unlock({GATE})")
 
-    done = []
-    longest, _none = in_threads(2, lambda index: (watch, wait)[index]())
-    assert longest < 2
+    in_threads(2, lambda index: (wait, let_go)[index]())
 
 
 @pytest.mark.pgbouncer

@@ -62,7 +62,7 @@ def test_cleanup_goes_by_batches_oldest_first():
     fill(10, purge_at=-1000)
     first = one_batch(cleanup, batch=4)
     assert (first.rows, first.finished) == (4, False)
-    assert 995 <= first.lag <= 1010
+    assert 995 <= first.lag <= 1100
     assert keys() == {f"k{number}" for number in range(4, 10)}
     assert [
         (swept.rows, swept.finished) for swept in sums(cleanup, batch=4, pause=0)
@@ -96,8 +96,8 @@ def test_two_at_once_delete_everything_once():
         one.rows for one in in_threads(3, lambda _: cleanup(batch=7, pause=0))
     )
     # On MariaDB one can pass over a row that another has locked and, as a deadlock's
-    # victim, lets go again.
-    assert 93 < deleted <= 100
+    # victim, lets go again; each of them a batch at most.
+    assert 100 - 3 * 7 <= deleted <= 100
     assert deleted + cleanup().rows == 100
     assert keys() == set()
 

@@ -39,7 +39,7 @@ def running(*runners: Runner[Any]) -> Iterator[None]:
         for runner in runners:
             runner.stop()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     if errors:
         raise errors[0]
 
@@ -55,7 +55,7 @@ class Gate:
     def __call__(self, message: Any, context: Any) -> Any:
         self.runs += 1
         self.entered.set()
-        assert self.opened.wait(30)
+        assert self.opened.wait(60)
         return self.then(message, context)
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -82,7 +82,10 @@ def start_worker(
             worker = Worker(queue or name, process, log_file)
             stack.callback(_delete_queue, rabbitmq_url, worker.queue)
             stack.callback(lambda: process.poll() is None and worker.kill())
-            eventually(lambda: " ready." in worker.log() or process.poll() is not None)
+            eventually(
+                lambda: " ready." in worker.log() or process.poll() is not None,
+                within=180,
+            )
             assert process.poll() is None, worker.log()
             return worker
 
@@ -177,7 +180,8 @@ class Worker:
         self.queue, self.process, self.log_file = queue, process, log_file
 
     def log(self) -> str:
-        return self.log_file.read_text(errors="replace")
+        """Its lines, without one that is not yet written to its end."""
+        return "".join(self.log_file.read_text(errors="replace").rpartition("\n")[:2])
 
     def returned(self, task_id: str) -> list[Any]:
         """What each delivery of the task came to here."""
@@ -195,7 +199,7 @@ class Worker:
     def stop(self) -> None:
         """SIGTERM to the worker, which ends when its child has."""
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(120)
 
     def kill(self) -> None:
         """SIGKILL to the worker and its child."""
@@ -206,9 +210,16 @@ class Worker:
         """SIGKILL to the process that runs the task alone."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children")
-        # the next child may not have been started yet
-        first, *_others = eventually(lambda: children.read_text().split(), within=60)
-        os.kill(int(first), signal.SIGKILL)
+
+        def kill() -> bool:
+            """The next child may not have been started yet, nor the last one reaped."""
+            for child in children.read_text().split()[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+                    return True
+            return False
+
+        eventually(kill)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def bill(reference: str) -> dict[str, str]:
 
 def dies(*, mode: Any, dies: bool = True) -> Any:
     """Call a function whose process is killed after its effect, or is not."""
-    mode = Lease(seconds=10) if mode == "lease" else mode
+    mode = Lease(seconds=600) if mode == "lease" else mode
 
     @once(key="{reference}", retention=3600, mode=mode, name="dies")
     def die(reference: str) -> str:

@@ -17,6 +17,7 @@ from celery.signals import worker_process_init
 from celery.worker.request import Request
 from django.contrib.auth import get_user_model
 
+from django_idempotency.engine import background
 from django_idempotency.messages.celery import idempotent_task
 from django_idempotency.signals import request_rejected
 from django_idempotency.values.policy import Atomic
@@ -25,6 +26,12 @@ from tests.support.waiting import eventually
 
 logger = logging.getLogger(__name__)
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+@worker_process_init.connect
+def exit_patiently(**_named: Any) -> None:
+    """A child of a busy machine may need longer for what it writes at its end."""
+    background.PATIENCE_AT_EXIT = 60.0
 
 
 @worker_process_init.connect
@@ -136,11 +143,20 @@ def dies_by_lock(reference: str) -> None:
 
 @shared_task
 @idempotent_task
-def dawdles_and_has_acknowledged(reference: str, seconds: float) -> str:
+def dawdles_and_has_acknowledged(reference: str, directory: str) -> str:
     pay(reference)
     logger.warning("dawdles %s", reference)
-    time.sleep(seconds)
+    eventually((Path(directory) / "end").exists, within=120)
     return reference
+
+
+@shared_task(**LATE)
+@idempotent_task
+def charges_and_waits(reference: str, directory: str) -> dict[str, str]:
+    pay(reference)
+    logger.warning("charged %s", reference)
+    eventually((Path(directory) / "end").exists, within=120)
+    return {"entry": str(LedgerEntry.objects.get(reference=reference).pk)}
 
 
 @shared_task(**LATE)

@@ -12,6 +12,7 @@ from django_idempotency.models import IdempotencyRecord
 from testproject import tasks
 from testproject.models import LedgerEntry
 from tests.messages.conftest import Worker
+from tests.messages.tasks import charges_and_waits
 from tests.support.callers import all_effects as effects
 from tests.support.databases import database_url
 from tests.support.proxy import running_proxy
@@ -47,7 +48,7 @@ def results(task_id: str, *workers: Worker, count: int = 1) -> list[Any]:
         found[:] = [result for worker in workers for result in worker.returned(task_id)]
         return len(found) >= count
 
-    eventually(enough)
+    eventually(enough, within=120)
     return found
 
 
@@ -65,22 +66,25 @@ def test_a_child_that_ends_writes_what_it_has_counted(start_worker, send):
 
 
 @pytest.mark.parametrize("killed", [Worker.kill, Worker.kill_child])
-def test_a_task_whose_worker_is_killed_takes_effect_once(start_worker, send, killed):
-    worker = start_worker()
-    task_id = charge(send, worker, delay_ms=700)
+def test_a_task_whose_worker_is_killed_takes_effect_once(
+    start_worker, send, killed, tmp_path
+):
+    worker, task = start_worker(), (charges_and_waits, "r", str(tmp_path))
+    task_id = send(worker, *task)
     eventually(lambda: "charged r" in worker.log())
     killed(worker)
+    (tmp_path / "end").touch()
     worker = start_worker(worker.queue) if killed is Worker.kill else worker
     (paid,) = results(task_id, worker)
     assert effects() == 1
-    assert str(LedgerEntry.objects.get().pk) == paid["id"]
-    charge(send, worker, delay_ms=700, task_id=task_id)
+    assert str(LedgerEntry.objects.get().pk) == paid["entry"]
+    send(worker, *task, task_id=task_id)
     assert results(task_id, worker, count=2) == [paid, paid]
 
 
 @pytest.mark.postgresql
 def test_a_task_whose_database_goes_away_before_its_result_is_written_does_not_fail(
-    start_worker, send
+    start_worker, send, tmp_path
 ):
     settings = connection.settings_dict
     with running_proxy(settings) as proxy:
@@ -88,12 +92,14 @@ def test_a_task_whose_database_goes_away_before_its_result_is_written_does_not_f
             settings, settings["NAME"], HOST="127.0.0.1", PORT=proxy.port
         )
         worker = start_worker(DATABASE_URL=f"{near}?sslmode=disable&gssencmode=disable")
-        task_id = charge(send, worker, delay_ms=700)
+        task_id = send(worker, charges_and_waits, "r", str(tmp_path))
         eventually(lambda: "charged r" in worker.log())
         proxy.go_away()
+        (tmp_path / "end").touch()
         eventually(lambda: proxy.refused)
         proxy.come_back()
-        assert [paid["amount"] for paid in results(task_id, worker)] == [5]
+        (paid,) = results(task_id, worker)
+    assert str(LedgerEntry.objects.get().pk) == paid["entry"]
     assert effects() == 1
 
 

@@ -28,7 +28,7 @@ def ends(worker, task_id, count=1):
         ]
         return told if len(told) >= count else None
 
-    return eventually(ended)
+    return eventually(ended, within=120)
 
 
 def effects():
@@ -160,7 +160,7 @@ def test_a_task_that_ends_its_worker_is_tried_three_times_and_rejected(
     """
     worker = start_worker()
     send(worker, task, "r")
-    eventually(lambda: "attempts failed or were cut short" in worker.log(), within=60)
+    eventually(lambda: "attempts failed or were cut short" in worker.log(), within=180)
     assert worker.log().count("ends r") == 3
 
 
@@ -174,7 +174,7 @@ def test_a_call_with_keywords_is_the_call_with_positions(worker, send):
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_message_in_flight_keeps_serializer_and_correlation(
-    start_worker, send, compression
+    start_worker, send, compression, tmp_path
 ):
     """Without ``acks_late`` the broker has it no more, so it is published again: as it
     came.
@@ -186,20 +186,21 @@ def test_a_message_in_flight_keeps_serializer_and_correlation(
     first = start_worker(**options)
     second = start_worker(first.queue, **options)
     task = tasks.dawdles_and_has_acknowledged
-    task_id = send(first, task, "r", 3, serializer="pickle")
+    task_id = send(first, task, "r", str(tmp_path), serializer="pickle")
     eventually(lambda: "dawdles r" in first.log() + second.log())
     send(
         first,
         task,
         "r",
-        3,
+        str(tmp_path),
         serializer="pickle",
         compression=compression,
         task_id=task_id,
     )
+    eventually(lambda: "NotNow" in first.log() + second.log())
+    (tmp_path / "end").touch()
     eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2)
     assert effects() == [("r", 5)]
-    assert "NotNow" in first.log() + second.log()
 
 
 @pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.hidden])
@@ -211,7 +212,7 @@ def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(
     ends(worker, task_id)
     IdempotencyRecord.objects.update(on_hold=True)
     send(worker, task, "r", task_id=task_id)
-    eventually(lambda: worker.log().count(f"[{task_id}] received") == 3)
+    eventually(lambda: worker.log().count(f"[{task_id}] received") >= 3)
     worker.kill()
     with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker:
         eventually(
@@ -239,16 +240,21 @@ def test_a_message_on_hold_stays_one_message(start_worker, send, redis_url):
     worker = start_worker(CELERY_BROKER_URL=redis_url, settings=settings)
     task_id = send(worker, tasks.refuses, "r")
     ends(worker, task_id)
-    IdempotencyRecord.objects.update(on_hold=True)
-    send(worker, tasks.refuses, "r", task_id=task_id)
-    eventually(lambda: worker.log().count(f"[{task_id}] received") >= 6, within=60)
     with Redis.from_url(redis_url) as redis:
-        waiting = redis.llen(worker.queue)
-        unacknowledged = sum(
-            task_id.encode() in text for text in redis.hvals("unacked")
-        )
-        assert waiting + unacknowledged <= 1
-        redis.delete(worker.queue)
+
+        def messages():
+            with redis.pipeline() as both:  # at one moment
+                waiting, held = both.llen(worker.queue).hvals("unacked").execute()
+            return waiting + sum(task_id.encode() in text for text in held)
+
+        # also a copy of the first one, if that took longer than the timeout
+        eventually(lambda: not messages())
+        IdempotencyRecord.objects.update(on_hold=True)
+        send(worker, tasks.refuses, "r", task_id=task_id)
+        eventually(lambda: worker.log().count(f"[{task_id}] received") >= 6, within=180)
+        assert messages() <= 1
+        worker.kill()  # it would restore the messages of other workers, too
+        redis.delete(worker.queue, "unacked", "unacked_index")
 
 
 @pytest.mark.redis
@@ -265,7 +271,8 @@ def test_a_message_on_hold_leaves_its_place_in_the_worker_to_others(
     send(worker, task, "r", task_id=on_hold)
     eventually(lambda: "NotNow" in worker.log())
     other = send(worker, tasks.child, "r")
-    eventually(lambda: worker.told(other)[-1:] == ["'r'"], within=30)
+    # the one on hold comes again after a minute
+    eventually(lambda: worker.told(other)[-1:] == ["'r'"], within=50)
     worker.kill()
     with Celery(broker=redis_url, set_as_current=False).connection() as broker:
         broker.default_channel.queue_purge(worker.queue)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from tests.messages.conftest import ROOT
 from tests.support.databases import create_database, drop_database, environment
@@ -22,18 +23,18 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("django_db_setup"),
 ]
-NAME = "test_ox"
 
 
 @pytest.fixture
 def python(django_db_blocker, tmp_path):
     """Start Python with arguments, on a database of its own."""
+    name = f"{Path(str(connection.settings_dict['NAME'])).stem}_ox"
     with django_db_blocker.unblock(), ExitStack() as stack:
         variables = environment() | {
-            "DATABASE_URL": create_database(NAME, tmp_path),
+            "DATABASE_URL": create_database(name, tmp_path),
             "DJANGO_SETTINGS_MODULE": "tests.messages.ox_settings",
         }
-        stack.callback(drop_database, NAME)
+        stack.callback(drop_database, name)
 
         def start(*arguments):
             process = subprocess.Popen(
@@ -54,8 +55,8 @@ def test_tasks_whose_worker_is_killed_have_one_effect(python, tmp_path):
         return json.loads(python("tests.messages.ox_tasks", "report").communicate()[0])
 
     worker = ("django", "ox_worker", "--interval=0.1", "--lock-timeout=2")
-    assert python("django", "migrate", "-v0").wait(120) == 0
-    assert python("tests.messages.ox_tasks", "enqueue", str(tmp_path)).wait(60) == 0
+    assert python("django", "migrate", "-v0").wait(300) == 0
+    assert python("tests.messages.ox_tasks", "enqueue", str(tmp_path)).wait(180) == 0
     first = python(*worker)
     eventually(Path(tmp_path / "entered").exists)
     first.kill()

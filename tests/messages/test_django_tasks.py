@@ -16,6 +16,7 @@ from django_idempotency.messages.django_tasks import idempotent_task
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import all_effects
 from tests.support.databases import environment
+from tests.support.waiting import wait_for_row_locks
 
 pytestmark = [pytest.mark.django_tasks, pytest.mark.usefixtures("transactional_db")]
 
@@ -106,6 +107,7 @@ def test_only_a_task_that_has_ended_its_worker_too_often_is_rejected(tasks):
             check=False,
         )
         assert ended.returncode == -signal.SIGKILL
+        wait_for_row_locks()
     with pytest.raises(Rejected, match="2 attempts"):
         tasks.run("t-1", "r-1", attempt=3)
     assert all_effects() == 0

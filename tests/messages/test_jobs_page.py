@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from datetime import date
+from unittest.mock import Mock
 
 import pytest
 from django.contrib import admin
@@ -48,11 +50,13 @@ def test_the_first_example_bills_an_invoice_once():
     assert len(ran) == 1
 
 
-def test_the_job_of_cron_runs_once_a_day():
-    nightly = shown_under("From cron")["nightly"]
+def test_the_job_of_cron_runs_once_a_day(monkeypatch):
+    names = shown_under("From cron")
+    days = [date(2026, 11, 28), date(2026, 11, 28), date(2026, 11, 29)]
+    monkeypatch.setitem(names, "date", Mock(today=iter(days).__next__))
     with runs() as ran:
-        assert [nightly(), nightly()] == [{"rows": 42}] * 2
-    assert len(ran) == 1
+        assert [names["nightly"]() for _day in days] == [{"rows": 42}] * 3
+    assert len(ran) == 2
 
 
 def test_the_command_pays_out_once_and_fails_if_it_was_not_run(monkeypatch):

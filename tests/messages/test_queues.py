@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from types import ModuleType
+from uuid import uuid4
 
 import pytest
 from django.db import connections
@@ -40,7 +41,7 @@ def test_jobs_of_rq(redis_url):
     from rq import Queue, SimpleWorker
 
     with jobs_of("RQ") as page, Redis.from_url(redis_url) as redis:
-        queue = Queue("django-idempotency-tests", connection=redis)
+        queue = Queue(f"tests-{uuid4()}", connection=redis)
         for _time in range(TIMES):
             page.order_paid(queue, 7)
         jobs = queue.jobs

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from hypothesis import given
 from hypothesis import strategies as some
 
 from django_idempotency.maintenance import decisions
@@ -31,6 +30,7 @@ from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.policy import Body, Policy
 from tests.messages.handlers import MESSAGE, pay
 from tests.support.callers import all_effects as effects
+from tests.support.properties import given
 
 RESULTS = [None, True, 7, 1.5, "text", [], {}, {"a": [1, {"b": None}]}]
 
@@ -172,7 +172,7 @@ def test_other_ids_are_hashed_behind_what_is_readable(id):
     assert hashed[0] in "xa_l"
 
 
-@given(some.text(min_size=1), some.text(min_size=1))
+@given(some.text(min_size=1), some.text(min_size=1), examples=100)
 def test_different_ids_are_different_keys(one, other):
     assert (key(one) == key(other)) == (one == other)
 

@@ -105,8 +105,9 @@ def test_a_broken_connection_is_replaced():
             batch=1,
         )
         with running(runner):
-            eventually(lambda: sum(runner.counts.values()) == 4)
-    assert runner.put_off == ["breaks"]
+            eventually(lambda: sum(runner.counts.values()) >= 4)
+    # again, if it comes back before the runner stops
+    assert set(runner.put_off) == {"breaks"}
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -178,11 +179,13 @@ def test_a_message_that_only_seems_to_lose_the_store_does_not_delay_others(
     """It breaks its own connection each time. It goes back to its broker, and its
     attempts are counted.
     """
+    dead_before = []
 
     def handle(message, context):
         if message.id == "poison":
             connection.connection.close()
             return None
+        dead_before.extend(runner.dead)
         return pay(message, context)
 
     policy = Policy(mode=Atomic(claim=claim))
@@ -193,9 +196,9 @@ def test_a_message_that_only_seems_to_lose_the_store_does_not_delay_others(
         batch=batch,
     )
     with running(runner):
-        eventually(lambda: runner.put_off and runner.counts["Done"] == 10)
-        assert runner.dead == []
-        eventually(lambda: runner.dead)
+        eventually(lambda: runner.dead and runner.counts["Done"] == 10)
+    assert "poison" in runner.put_off
+    assert dead_before == []
     assert [received for received, _headers in runner.dead] == ["poison"]
 
 
@@ -231,9 +234,11 @@ def test_a_heart_beats_by_one_clock_however_short_what_the_runner_does(consumer,
     turns, turn = [], runner._turn
     runner._turn = lambda: (turns.append(len(beats)), turn())
     beats = beats_of(runner)
+    beat = runner.keep_alive
+    # at once: this thread might stop it too late
+    runner.keep_alive = lambda: (beat(), len(beats) > 2 and runner.stop())
     with running(runner):
         eventually(lambda: len(beats) > 2)
-        runner.stop()
     assert turns == [0]  # all of them within one turn
 
 
@@ -327,7 +332,8 @@ def refusing(message, context):
 )
 def test_log_records_of_a_runner_name_its_handler(event, runner, caplog):
     def said():
-        return [entry for entry in caplog.records if entry.event == event]
+        named = [entry for entry in caplog.records if hasattr(entry, "event")]
+        return [entry for entry in named if entry.event == event]
 
     with running(runner):
         eventually(said)
@@ -341,7 +347,7 @@ def test_stopping_lets_what_is_at_work_end_and_leaves_the_rest():
     gate = Gate(pay)
     runner = Memory(Consumer("tests", gate), "m", "n", batch=1)
     with running(runner):
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(60)
         runner.stop()
         gate.opened.set()
     assert (runner.counts["Done"], effects(), runner.ids) == (1, 1, ["n"])
@@ -362,7 +368,7 @@ def test_the_health_endpoint_says_whether_messages_are_looked_for():
     gate = Gate(pay)
     runner = Memory(Consumer("tests", gate), "m")
     with running(runner), health_endpoint(runner, "127.0.0.1:0") as port:
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(60)
         with urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
             state = json.load(answer)
         gate.opened.set()

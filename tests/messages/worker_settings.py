@@ -9,4 +9,7 @@ import os
 
 from testproject.settings import *  # noqa: F403
 
+# seconds; on a busy machine a child may not be up within the usual four
+CELERY_WORKER_PROC_ALIVE_TIMEOUT = 60
+
 globals().update(json.loads(os.environ.get("WORKER_SETTINGS", "{}")))

@@ -60,7 +60,7 @@ def observed(django_db_setup, django_db_blocker, tmp_path_factory):
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "tests.migrating"],
-                **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 240},
+                **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 800},
                 env=os.environ | {"DATABASE_URL": url},
             )
         finally:

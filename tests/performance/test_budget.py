@@ -55,6 +55,12 @@ CALLS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine takes long to start a server."""
+    monkeypatch.setattr("testproject.benchmarks.servers.PATIENCE", 120)
+
+
 @pytest.mark.parametrize("mode", BUDGETS)
 def test_a_request_keeps_to_its_budget(cluster, mode, tmp_path):
     from testproject.benchmarks import counting, servers

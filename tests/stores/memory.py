@@ -188,7 +188,7 @@ class AnswersLate(Liar):
         if self.owned(claim) is None:
             return False
         threading.Timer(
-            0.2, super().complete, (claim, response), {"failure": failure}
+            1, super().complete, (claim, response), {"failure": failure}
         ).start()
         return True
 
@@ -201,7 +201,7 @@ class ClaimsTwice(Liar):
     def claim(self, operation, token):
         if record := self.read(operation.id):
             return Seen(record)
-        time.sleep(0.01)
+        time.sleep(0.1)
         self.rows[operation.id] = self._new(operation, token)
         return Claimed(operation, token)
 
@@ -221,7 +221,7 @@ class TakesOverTwice(Liar):
         time.sleep(0.01)
 
     def reassign(self, record, operation, token):
-        time.sleep(0.01)
+        time.sleep(0.1)
         return super().reassign(record, operation, token)
 
 

@@ -82,7 +82,7 @@ def test_a_client_frozen_before_its_commit_blocks_nobody(
     try:
         other_thread(run_sql, "SELECT pg_advisory_xact_lock(%s, uuid_hash(%s))", LOCKED)
         with pytest.raises(ExceptionGroup) as raised:
-            in_threads(1, lambda _: engine.claim(OPERATION, Policy()), timeout=30)
+            in_threads(1, lambda _: engine.claim(OPERATION, Policy()))
         assert raised.group_contains(StoreUnavailable)
     finally:
         other_thread(frozen.__exit__, None, None, None)

@@ -18,6 +18,7 @@ from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency import conf
+from django_idempotency.contrib import cached
 from django_idempotency.maintenance.cleaner import drop_bodies
 from django_idempotency.maintenance.decisions import Refusal, fail, resolve
 from django_idempotency.messages import Consumer, Message
@@ -272,7 +273,10 @@ def test_where_it_is_required_what_is_in_clear_is_not_replayed(mode, forged, cap
 
 
 @pytest.fixture
-def behind_a_cache(settings):
+def behind_a_cache(settings, monkeypatch):
+    """One that is used, however slow it is, or was in an earlier test."""
+    monkeypatch.setattr(cached, "PATIENCE", 60)
+    cached._guards.clear()
     settings.IDEMPOTENCY |= {
         "STORES": {
             "default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}

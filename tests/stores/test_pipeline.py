@@ -476,4 +476,4 @@ def cut():
 def test_greenlets_wait_for_each_other():
     """A call that blocks would stop the greenlet, too, that has the row locked."""
     command = [sys.executable, "-m", "tests.support.greenlets"]
-    subprocess.run(command, cwd=ROOT, env=environment(), timeout=60, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment(), timeout=300, check=True)

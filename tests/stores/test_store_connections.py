@@ -48,7 +48,7 @@ def test_times_are_the_databases_own_in_whatever_time_zone_it_is(monkeypatch):
     connection.close()
     record = store_for(ATOMIC).read(claim.id)
     for told in (record.created_at, record.locked_at, record.now):
-        assert timedelta(seconds=-1) < told - began < timedelta(seconds=9)
+        assert timedelta(seconds=-1) < told - began < timedelta(minutes=9)
 
 
 def _database_time() -> datetime:
@@ -137,7 +137,7 @@ def test_a_write_waits_for_another_ones_row_whatever_the_project_has_set(
             )
             eventually(lambda: write.done() or other_thread(someone_waits_for_a_lock))
             time.sleep(0.1)
-        assert write.result(30) == 1
+        assert write.result(60) == 1
     assert LedgerEntry.objects.get().amount == 7
 
 

@@ -32,6 +32,7 @@ QUIET = (
     "--disable-sync",
 )
 WIDE, NARROW = (1280, 900), (390, 844)
+PATIENCE = 60  # seconds
 
 
 def strict_csp(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -75,7 +76,7 @@ class Browser:
 
     def find(self, selector: str) -> WebElement:
         """The element, as soon as it is there."""
-        return WebDriverWait(self.driver, 10).until(
+        return WebDriverWait(self.driver, PATIENCE).until(
             lambda driver: driver.find_element(By.CSS_SELECTOR, selector)
         )
 
@@ -89,7 +90,7 @@ class Browser:
     def follow(self, text: str) -> None:
         """Click the link that says ``text``."""
         self.leave_by(
-            WebDriverWait(self.driver, 10).until(
+            WebDriverWait(self.driver, PATIENCE).until(
                 lambda driver: driver.find_element(By.LINK_TEXT, text)
             )
         )
@@ -102,7 +103,7 @@ class Browser:
             "return document.readyState === 'complete' &&"
             " !document.documentElement.dataset.left"
         )
-        WebDriverWait(self.driver, 10).until(
+        WebDriverWait(self.driver, PATIENCE).until(
             lambda driver: driver.execute_script(arrived)
         )
 

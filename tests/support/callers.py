@@ -206,7 +206,7 @@ class Gate:
     def __call__(self, request: Any) -> HttpResponse:
         response = paying(request)
         self.entered.set()
-        assert self.let_go.wait(60)
+        assert self.let_go.wait(120)
         return response
 
     @contextmanager
@@ -222,7 +222,7 @@ class Gate:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self._send, key, policy)
             try:
-                assert self.entered.wait(30)
+                assert self.entered.wait(60)
                 yield answer
             finally:
                 self.let_go.set()

@@ -48,12 +48,12 @@ def main() -> None:
         with transaction.atomic():
             IdempotencyRecord.objects.select_for_update().get(key="waited-for")
             locked.set()
-            eventually(somebody_waits)
+            eventually(somebody_waits_for_this)
 
-    def somebody_waits() -> Any:
+    def somebody_waits_for_this() -> Any:
         return value_of(
-            "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <>"
-            " pg_backend_pid()"
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() ="
+            " ANY (pg_blocking_pids(pid))"
         )
 
     gevent.joinall([gevent.spawn(wait), gevent.spawn(hold)], raise_error=True)

@@ -12,12 +12,13 @@ import random
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 ROUNDS = 200
-FIRST = 10  # things done undisturbed, to learn how long one takes here
+FIRST = 10  # things done undisturbed, to learn how long one takes here and now
 
 
 class Interrupted(Exception):
@@ -40,10 +41,13 @@ def main(kind: str) -> int:
     signal.signal(signal.SIGALRM, interrupt)
     chance = random.Random(20261122)
     done, interrupted, refused = [], 0, []
-    longest = 1.5 * median(_seconds(do, f"first {number}") for number in range(FIRST))
+    taken = deque((_seconds(do, f"first {n}") for n in range(FIRST)), maxlen=FIRST)
     for number in range(ROUNDS):
+        limit = chance.uniform(0.0002, 1.5 * median(taken))
+        began = time.monotonic()
         try:
-            if _hurried(do, f"hurried {number}", chance.uniform(0.0002, longest)):
+            if _hurried(do, f"hurried {number}", limit):
+                taken.append(time.monotonic() - began)
                 done.append(f"hurried {number}")
                 continue
         except (
@@ -52,7 +56,9 @@ def main(kind: str) -> int:
         ):  # MySQLdb raises an error of its own while it is interrupted
             pass
         interrupted += 1
+        began = time.monotonic()
         (done if do(f"calm {number}") else refused).append(f"calm {number}")
+        taken.append(time.monotonic() - began)
     connection.in_atomic_block = False
     connection.close()
     false = [reference for reference in done if effects(reference) != 1]

@@ -23,7 +23,7 @@ class MockKafka:
         self.producer = Producer(
             {"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2}
         )
-        brokers = self.producer.list_topics(timeout=10).brokers.values()
+        brokers = self.producer.list_topics(timeout=60).brokers.values()
         self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
 
     def publish(
@@ -39,7 +39,7 @@ class MockKafka:
             self.producer.produce(
                 "topic", body, key=id, headers=[*named, *headers], **place
             )
-        assert self.producer.flush(20) == 0
+        assert self.producer.flush(60) == 0
 
 
 class PrivateKafka(PrivateServer):

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -41,10 +41,13 @@ class PausingProcess:
     def stop(self) -> None:
         """Stopped, it neither runs nor renews, but has its connections."""
         os.kill(self._pid, signal.SIGSTOP)
-        threads = Path(f"/proc/{self._pid}/task")
-        eventually(
-            lambda: all(") T " in each.read_text() for each in threads.glob("*/stat"))
-        )
+        eventually(self._is_stopped)
+
+    def _is_stopped(self) -> bool:
+        threads = Path(f"/proc/{self._pid}/task").glob("*/stat")
+        with suppress(FileNotFoundError, ProcessLookupError):  # one has ended just now
+            return all(") T " in each.read_text() for each in threads)
+        return False
 
     def resume(self) -> None:
         os.kill(self._pid, signal.SIGCONT)

@@ -5,6 +5,7 @@ killed and started again.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -18,8 +19,13 @@ from tests.support.waiting import eventually
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """One below those that the system gives to whoever asks for any: nobody else gets
+    it before it is used.
+    """
+    while True:
+        port = secrets.choice(range(10_000, 32_768))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @dataclass(eq=False)
@@ -54,7 +60,7 @@ class PrivateServer:
                 stderr=log,
                 start_new_session=True,
             )
-        eventually(self._serves, within=120)
+        eventually(self._serves, within=300)
 
     def _serves(self) -> bool:
         if not self.runs:
@@ -99,7 +105,7 @@ class PrivateServer:
             self.process.send_signal(ending or self.ending)
             self.thaw()
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(20)
+                self.process.wait(60)
         self.kill()
 
     @contextmanager

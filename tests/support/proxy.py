@@ -127,7 +127,9 @@ class Proxy:
             self.refused += 1
             client.close()
         else:
-            self.wires.append(Wire(self, client, server))
+            self.wires.append(wire := Wire(self, client, server))
+            if self.away:  # since just now
+                wire.close()
 
     def _upstream(self) -> socket.socket:
         host, port = self.upstream
@@ -199,7 +201,7 @@ class Wire:
         self.close()
 
     def close(self) -> None:
-        self.client_may_know.wait(30)
+        self.client_may_know.wait(120)
         for end in (self.client, self.server):
             close(end)
 

@@ -95,12 +95,12 @@ class Reader:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        eventually(self.is_serving)
+        eventually(self.is_serving, within=120)
 
     def stop_serving(self):
         if self.server:
             self.server.terminate()
-            self.server.wait(10)
+            self.server.wait(60)
 
     def is_serving(self):
         assert self.server.poll() is None, "the server has ended"
@@ -117,7 +117,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
         )
         return done.stdout
 

@@ -80,7 +80,7 @@ def running_relay(server: str) -> Iterator[Relay]:
             }
             if "Content-Length" not in headers:
                 headers["Content-Length"] = str(len(body))
-            with httpx.Client(trust_env=False, timeout=30) as client:
+            with httpx.Client(trust_env=False, timeout=120) as client:
                 return client.request(
                     self.command,
                     relay.server + self.path,
@@ -102,7 +102,7 @@ def running_relay(server: str) -> Iterator[Relay]:
             for thread in threads:
                 thread.start()
             relay.running += threads
-            assert refused.get(timeout=30) == 409
+            assert refused.get(timeout=120) == 409
             self._break()
 
         def _send(
@@ -143,7 +143,7 @@ def running_relay(server: str) -> Iterator[Relay]:
         yield relay
     finally:
         for left in relay.running:
-            left.join(30)
+            left.join(120)
         httpd.shutdown()
         thread.join()
         httpd.server_close()

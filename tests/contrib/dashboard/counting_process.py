@@ -42,11 +42,11 @@ class CountingProcess:
         """As a process ends that has nothing more to do."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        assert self.process.wait(30) == 0
+        assert self.process.wait(120) == 0
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
+        self.process.wait(120)
 
     def kill(self) -> None:
         self.process.kill()
@@ -82,11 +82,14 @@ def main(seconds: str, window: str) -> None:
     from django.test import override_settings
 
     from django_idempotency.contrib.dashboard import counters, observations
+    from django_idempotency.engine import background
     from django_idempotency.http.placement import idempotent
     from tests.contrib.dashboard.test_observing import watched
     from tests.support.callers import SCOPE, paying, post
 
     counters.FLUSH_EVERY = observations.FLUSH_EVERY = float(seconds)
+    # on a busy machine, also at its end
+    background.PATIENCE = background.PATIENCE_AT_EXIT = 60.0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as gunicorn's workers do
     if float(window):
         override_settings(

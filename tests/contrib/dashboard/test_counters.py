@@ -29,13 +29,19 @@ from django_idempotency.reporting.events import EVENTS, send, send_several
 from django_idempotency.values.outcomes import Operation
 from django_idempotency.values.policy import Lease, Policy
 from tests.contrib.dashboard.counting_process import counting
-from tests.laws.test_leases_are_kept import LEASE, locked, outside_a_test_run, renewed
+from tests.laws.test_leases_are_kept import (
+    LEASE,
+    locked,
+    outside_a_test_run,
+    renewed,
+    renewed_every_second,
+)
 from tests.support.callers import BODY, Gate, claim, entry_point, paying
 from tests.support.checks import ids_found
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
-__all__ = ["outside_a_test_run"]
+__all__ = ["outside_a_test_run", "renewed_every_second"]
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -252,7 +258,7 @@ def test_processes_that_count_do_not_deadlock():
                 mine.count("key_claimed", view)
             mine.flush()
 
-    in_threads(2, write)
+    in_threads(2, write, timeout=240)
     assert total("key_claimed") == 2 * 30 * 200
 
 
@@ -324,7 +330,7 @@ def test_w002_reports_counters_that_only_tenants_have_a_table_for(
 
 
 @pytest.mark.postgresql
-@pytest.mark.usefixtures("outside_a_test_run")
+@pytest.mark.usefixtures("outside_a_test_run", "renewed_every_second")
 def test_leases_survive_a_locked_table_of_counters(monkeypatch):
     monkeypatch.setattr(
         "django_idempotency.contrib.dashboard.counters.FLUSH_EVERY", 0.1

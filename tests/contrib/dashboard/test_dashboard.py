@@ -18,6 +18,7 @@ from tests.support.callers import claim, shift
 from tests.support.happening import happen
 from tests.support.sql import run_sql
 from tests.support.threads import just_before, locked
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -126,14 +127,20 @@ def test_a_panel_that_takes_too_long_says_so_and_the_others_are_shown(
 ):
     monkeypatch.setattr(pages, "SECONDS", 0.3)
     claim("k", policy=Policy())
-    with ExitStack() as stack:
-        for table in tables:
-            stack.enter_context(locked(table))
-        text = words(shown(client))
     # its statistics, which tell the size, are not locked
     if RECORDS in tables and connection.vendor == "mysql":
         late -= 1
-    assert (text.count(LATE), "Pending 1" in text) == (late, RECORDS not in tables)
+    with ExitStack() as stack:
+        for table in tables:
+            stack.enter_context(locked(table))
+
+        def text():
+            """On a busy machine the others may take too long, too, now and then."""
+            found = words(shown(client))
+            assert found.count(LATE) >= late
+            return found if found.count(LATE) == late else ""
+
+        assert ("Pending 1" in eventually(text)) == (RECORDS not in tables)
 
 
 def test_without_the_table_of_counters_there_is_a_page(client, staff, caplog):

@@ -39,7 +39,9 @@ def test_each_count_is_in_its_slot_and_the_slots_add_up(seconds, ago, slots):
     happen("pay", hours=seconds / HOUR + 1, claimed=100)
     times, past = history(seconds)
     assert len(times) == slots
-    assert (sum(past["requests"]), past["requests"][-1]) == (13, 1)
+    assert sum(past["requests"]) == 13
+    # the last one, or the one before it that has just ended
+    assert sorted(past["requests"][-2:]) == [0, 1]
     slot = past["requests"].index(12)
     names = ("replays", "conflicts", "failed", "unprotected")
     assert [past[name][slot] for name in names] == [2, 3, 4, 5]
@@ -53,7 +55,9 @@ def test_the_oldest_pending_key_is_noted_with_the_counts_and_is_old_since_its_cl
     for _twice in range(2):
         counters.count("key_claimed", "pay")
         counters.flush("default")
-    noted = IdempotencyCounter.objects.get(event=OLDEST).count
+    # two rows, if five minutes have ended between them
+    rows = IdempotencyCounter.objects.filter(event=OLDEST)
+    noted = max(rows.values_list("count", flat=True))
     assert 2 * HOUR + 600 <= noted < 2 * HOUR + 1200  # not the sum of both
     ages = history(DAY)[1][OLDEST]
     assert ages[-1] >= noted
@@ -89,6 +93,7 @@ def test_the_command_draws_the_same_and_has_it_as_facts(capsys):
     happen("pay", claimed=5)
     call_command("idempotency_stats")
     printed = capsys.readouterr().out
-    assert re.search(r"requests with a key +▁{24}█  at most 5\n", printed)
+    # in the last hour, or in the one before it that has just ended
+    assert re.search(r"requests with a key +▁{23}(▁█|█▁)  at most 5\n", printed)
     (facts,) = told("idempotency_stats")
-    assert facts["by_hour"]["requests"][-1] == 5
+    assert sorted(facts["by_hour"]["requests"][-2:]) == [0, 5]

@@ -25,7 +25,7 @@ def end_sessions(only=""):
     """
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
             " WHERE pid IN (SELECT pid FROM pg_stat_activity WHERE backend_type ="
             " 'client backend' AND datname = current_database() AND pid <>"
             f" pg_backend_pid() ORDER BY random() {only})"

@@ -16,7 +16,7 @@ from django_idempotency.contrib.partitions.layout import TABLE, NotConvertible
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Keep, StoredResponse
-from django_idempotency.values.policy import Policy
+from django_idempotency.values.policy import Lease, Policy
 from tests.contrib.partitions.table import DAYS, described, old
 from tests.support.callers import claim, effects, entry_point, is_replay, paying, record
 from tests.support.sql import run_sql
@@ -30,7 +30,7 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
     run_sql(f"GRANT SELECT ON {TABLE} TO PUBLIC")
     try:
         old("old")
-        live = claim("live", policy=Policy(mode="lease"))
+        live = claim("live", policy=Policy(mode=Lease(seconds=3600)))
         before, kept = (
             described(),
             list(IdempotencyRecord.objects.order_by("pk").values()),

@@ -10,7 +10,7 @@ from django_idempotency.contrib.partitions.conversion import enable
 from django_idempotency.contrib.partitions.layout import TABLE
 from django_idempotency.contrib.partitions.upkeep import ensure, status
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.values.policy import Policy
+from django_idempotency.values.policy import Lease, Policy
 from tests.contrib.partitions.table import ACTIVITY, YESTERDAY, old, rows
 from tests.support.callers import claim, effects, entry_point, is_replay, paying
 from tests.support.checks import PARTITIONS, found
@@ -26,7 +26,7 @@ COMMAND = "idempotency_partitions"
 
 def make_keys():
     entry_point(paying)("done")
-    claim("live", policy=Policy(mode="lease"))
+    claim("live", policy=Policy(mode=Lease(seconds=3600)))
 
 
 def assert_keys_are_as_before(other_thread, paid=2):

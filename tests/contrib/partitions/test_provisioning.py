@@ -76,7 +76,7 @@ def test_ensure_holds_up_nobody_and_waits_for_nobody(table, other_thread):
         run.verdict = Keep(StoredResponse(201))
     with transaction.atomic():
         run_sql(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
-        other_thread(run_sql, "SET statement_timeout = '5s'")
+        other_thread(run_sql, "SET statement_timeout = '30s'")
         assert other_thread(entry_point(paying), "other").status_code == 201
 
 

@@ -16,6 +16,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed
 from django_idempotency.values.policy import Atomic, Policy
+from testproject.models import LedgerEntry
 from tests.contrib.partitions.table import (
     ACTIVITY,
     HOUR,
@@ -74,15 +75,25 @@ def test_of_many_who_use_an_expired_key_again_at_once_one_runs(days):
 LEVELS = ["read committed", "repeatable read", "serializable"]
 
 
-def divide_before_midnight(count=1):
-    """Divide the table ``count`` times, 100 ms apart, from a time that a first claim is
-    still in time for, however busy the machine is. Return the last of these times.
+# Seconds that a first claim has until midnight, before all is done again with more: a
+# busy machine may have stalled.
+SPARE = (0.5, 5, 20)
+
+
+def is_over(midnight):
+    return run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0]
+
+
+def divide_before_midnight(spare, count=1):
+    """Divide the table ``count`` times, 100 ms apart, from a time on that a first claim
+    is in time for if it begins within ``spare`` seconds. Return the last of these
+    times.
     """
     times = [number * timedelta(milliseconds=100) for number in range(count)]
     began = read_layout().now
     divide(*(began + time for time in times))
     needed = read_layout().now - began
-    first = read_layout().now + 3 * needed + timedelta(milliseconds=500)
+    first = read_layout().now + 3 * needed + timedelta(seconds=spare)
     divide(*(first + time for time in times))
     return first + times[-1]
 
@@ -98,20 +109,25 @@ def test_a_key_claimed_across_midnight_is_claimed_once(
     statement does not see that record.
     """
     other_thread(run_sql, f"SET default_transaction_isolation = '{level}'")
-    midnight = divide_before_midnight()
     policy, waiting = Policy(mode="lease"), f"{ACTIVITY} AND wait_event = 'advisory'"
-    with ThreadPoolExecutor(1) as pool:
-        with transaction.atomic():
-            first = store_for(policy).claim(operation(), uuid4())
-            eventually(
-                lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0]
-            )
-            second = pool.submit(
-                other_thread, store_for(policy).claim, operation(), uuid4()
-            )
-            eventually(lambda: second.done() or observer(run_sql, waiting))
-        assert isinstance(first, Claimed)
-        assert second.result(30).record.token == first.token
+
+    def claimed_in_time(spare):
+        midnight = divide_before_midnight(spare)
+        with ThreadPoolExecutor(1) as pool:
+            with transaction.atomic():
+                first = store_for(policy).claim(operation(), uuid4())
+                if is_over(midnight):
+                    return False
+                eventually(lambda: is_over(midnight), within=120)
+                second = pool.submit(
+                    other_thread, store_for(policy).claim, operation(), uuid4()
+                )
+                eventually(lambda: second.done() or observer(run_sql, waiting))
+            assert isinstance(first, Claimed)
+            assert second.result(60).record.token == first.token
+        return True
+
+    assert any(map(claimed_in_time, SPARE))
     assert (rows(OLDEST), rows(YESTERDAY)) == (1, 0)
 
 
@@ -160,18 +176,26 @@ def test_a_run_across_midnight_keeps_the_key_whose_claim_is_a_lock(table, other)
     """Its record goes to the partition of its claim; who comes after midnight would
     make one in another.
     """
-    midnight, gate = divide_before_midnight(), Gate()
-    with gate.running(mode=Atomic(claim="lock")) as first:
-        eventually(lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0])
-        assert entry_point(paying, mode=Atomic(claim=other))().status_code == 409
-    assert first.result(60).status_code == 201
+
+    def claimed_in_time(spare):
+        LedgerEntry.objects.all().delete()
+        midnight = divide_before_midnight(spare)
+        with Gate().running(mode=Atomic(claim="lock")) as first:
+            if is_over(midnight):
+                return False
+            eventually(lambda: is_over(midnight), within=120)
+            assert entry_point(paying, mode=Atomic(claim=other))().status_code == 409
+        assert first.result(60).status_code == 201
+        return True
+
+    assert any(map(claimed_in_time, SPARE))
     assert is_replay(entry_point(paying, mode=Atomic(claim=other))())
     assert (rows(OLDEST), rows(YESTERDAY), effects()) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("kinds", [("record", "record"), ("lock", "record")])
 def test_callers_who_come_at_midnight_run_each_key_once(table, kinds):
-    last_midnight, done = divide_before_midnight(count=10), threading.Event()
+    done = threading.Event()
 
     def pay(number):
         count = 0
@@ -185,9 +209,19 @@ def test_callers_who_come_at_midnight_run_each_key_once(table, kinds):
                 done.set()
         return count
 
-    counts = in_threads(4, pay)
-    assert effects() == max(counts) == IdempotencyRecord.objects.count()
-    assert sum(rows(partition.name) > 0 for partition in read_layout().partitions) > 1
+    def used():
+        """The partitions with records."""
+        return sum(rows(partition.name) > 0 for partition in read_layout().partitions)
+
+    for spare in SPARE:
+        LedgerEntry.objects.all().delete()
+        last_midnight = divide_before_midnight(spare, count=10)
+        done.clear()
+        counts = in_threads(4, pay, timeout=240)
+        assert effects() == max(counts) == IdempotencyRecord.objects.count()
+        if used() > 1:
+            break
+    assert used() > 1
 
 
 WAITING_CLAIMS = """
@@ -216,7 +250,7 @@ def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(
             for number in range(8):
                 entry_point(paying, mode=Atomic(claim=first_kind))(f"other-{number}")
             planned.set()
-            assert claim.wait(30)
+            assert claim.wait(60)
             return entry_point(gate, mode=Atomic(claim=first_kind))()
         finally:
             connections.close_all()
@@ -228,15 +262,15 @@ def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(first)
         try:
-            assert planned.wait(30)
+            assert planned.wait(60)
             with just_after(r"LOCK TABLE .*ACCESS EXCLUSIVE", claim_while_it_is_locked):
                 enable()
-            assert gate.entered.wait(30)
+            assert gate.entered.wait(60)
             assert (
                 entry_point(paying, mode=Atomic(claim=second_kind))().status_code == 409
             )
         finally:
             claim.set()
             gate.let_go.set()
-        assert answer.result(30).status_code == 201
+        assert answer.result(60).status_code == 201
     assert effects() == 9

@@ -63,4 +63,4 @@ def test_a_claim_that_waited_for_a_conversion_goes_on(
         since = time.monotonic()
         eventually(lambda: time.monotonic() > since + PATIENCE)
         other_thread(block.__exit__, None, None, None)
-        assert isinstance(waiting.result(30)[0], outcome)
+        assert isinstance(waiting.result(60)[0], outcome)

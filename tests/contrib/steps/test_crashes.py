@@ -25,7 +25,7 @@ def end_backends(only=None):
     """End the workers' sessions, as an administrator or a failover does."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             " AND coalesce(pid = %s, true)",
             [only],

@@ -45,9 +45,10 @@ def finished(server, reference):
 
     def retried():
         response = pay_out(server, reference)
-        return None if code(response) == "idempotency_key_in_use" else response
+        is_final = response and code(response) != "idempotency_key_in_use"
+        return response if is_final else None
 
-    return eventually(retried)
+    return eventually(retried, within=120)
 
 
 @pytest.mark.parametrize("simulate", FAULTS, ids=str)

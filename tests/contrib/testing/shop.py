@@ -38,7 +38,7 @@ def remembering(view: Any) -> Any:
         key = request.headers["Idempotency-Key"]
         stored = cache.get(key)
         if cache.get("measured"):
-            meeting.wait(30)
+            meeting.wait(60)
         cache.set("measured", True)
         if stored is None:
             stored = view(request).content

@@ -29,12 +29,12 @@ def test_effects_that_die_with_the_transaction_are_there_once(client):
     [
         (
             "/lease/",
-            {"patience": 5},
+            {"patience": 60},
             r"effects {'testproject.LedgerEntry': 1}. After the retry .*: 2}",
         ),
         (
             "/async/",
-            {"patience": 5},
+            {"patience": 60},
             r"effects {'testproject.Receipt': 1}. After the retry .*: 2}",
         ),
         ("/unprotected/", {}, "no view was run under the key: it got 201"),
@@ -56,7 +56,7 @@ def test_a_view_that_does_not_survive_a_crash_fails(client, url, options, fault)
 
 
 def test_a_lease_on_hold_is_not_run_again(client):
-    response = crash_after_effect(client, "POST", "/hold/", patience=5)
+    response = crash_after_effect(client, "POST", "/hold/", patience=60)
     assert (response.status_code, response.json()["code"]) == (
         409,
         "idempotency_key_on_hold",

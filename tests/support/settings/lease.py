@@ -13,4 +13,4 @@ if find_spec("django_idempotency.contrib"):
 else:
     from tests.support.settings.core import *  # noqa: F403
 
-IDEMPOTENCY = {"MODE": "lease", "LEASE": Lease(seconds=3)}  # type: ignore[dict-item]
+IDEMPOTENCY = {"MODE": "lease", "LEASE": Lease(seconds=6)}  # type: ignore[dict-item]
