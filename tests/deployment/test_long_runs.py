@@ -19,6 +19,8 @@ from tests.support.callers import effects, entry_point, paying
 from tests.support.servers import running_server, running_uvicorn, unless_in_flight
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 # Seconds; a heartbeat that takes longer than a sixth of the lease has failed, and a
 # process that stalls for a lease has lost it.
 LEASE, LONG = 10, 25

@@ -26,6 +26,7 @@ from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.row_locks,
     pytest.mark.usefixtures("payer", "renewed_every_second"),
 ]

@@ -36,7 +36,7 @@ from tests.support.threads import in_threads
 from tests.support.views_of_laws import completed
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.postgresql
+pytestmark = [pytest.mark.slow, pytest.mark.postgresql]
 
 LEASE, SHORT = 15, 1.5
 TABLE = IdempotencyRecord._meta.db_table
