@@ -128,6 +128,7 @@ class Proxy:
             client.close()
         else:
             self.wires.append(wire := Wire(self, client, server))
+            wire.start()  # whoever can use it finds it among the wires
             if self.away:  # since just now
                 wire.close()
 
@@ -150,6 +151,8 @@ class Wire:
         self.answer_is_lost = self.swallowed = self.unsynced = self.pooled = False
         self.client_may_know = Event()
         self.client_may_know.set()
+
+    def start(self) -> None:
         for pump in (self._ask, self._answer):
             Thread(target=pump, daemon=True).start()
 
