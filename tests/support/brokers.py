@@ -31,14 +31,14 @@ def url(broker: str) -> str:
 
 
 def reachable(broker: str) -> bool:
-    """Whether something listens at the broker's address (decided within a second)."""
+    """Whether something listens at the broker's address (decided in ten seconds)."""
     address = urlsplit(url(broker))
     try:
         target = (
             address.hostname or "127.0.0.1",
             address.port or PORTS[address.scheme],
         )
-        socket.create_connection(target, timeout=1).close()
+        socket.create_connection(target, timeout=10).close()
     except (OSError, KeyError):
         return False
     return True
@@ -66,7 +66,7 @@ def on_jetstream(url: str, act: Callable[[Any], Any]) -> Any:
     async def connected() -> Any:
         client = await nats.connect(url)
         try:
-            return await act(client.jetstream())
+            return await act(client.jetstream(timeout=60))
         finally:
             await client.close()
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tests.support.private_servers import PrivateServer
 
@@ -40,6 +41,15 @@ class MockKafka:
                 "topic", body, key=id, headers=[*named, *headers], **place
             )
         assert self.producer.flush(60) == 0
+
+
+def all_of(topic: str) -> list[Any]:
+    """What a consumer assigns to itself to read a topic from its beginning, without a
+    group that may be slow to form.
+    """
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(4)]
 
 
 class PrivateKafka(PrivateServer):

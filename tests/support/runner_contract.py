@@ -4,6 +4,7 @@ fixture ``broker``.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tests.support.callers import all_effects as effects
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
-SECONDS = 9  # of an outage, after which a message would have been redelivered
+SECONDS = 15  # of an outage, after which a message would have been redelivered
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def refuse(message: Any, context: Any) -> None:
 
 class OutageContract:
     """For brokers that deliver a message again unless they hear of it in time:
-    ``redelivering`` are options of a runner, for six seconds.
+    ``redelivering`` are options of a runner, for twelve seconds: a busy machine may be
+    late with a heartbeat.
     """
 
     redelivering: Mapping[str, Any]
@@ -80,10 +82,14 @@ class OutageContract:
             eventually(lambda: in_hand() == 5)
             for runner in runners:
                 runner.counts.clear()
+            over = time.monotonic() + SECONDS
             eventually(
                 lambda: (
-                    max(runner.counts["AwaitsStore"] for runner in runners)
-                    >= SECONDS * max(len(runner.at_work) for runner in runners)
+                    time.monotonic() > over
+                    and all(
+                        runner.counts["AwaitsStore"] >= 2 * len(runner.at_work)
+                        for runner in runners
+                    )
                 )
             )
             assert in_hand() == 5
@@ -175,7 +181,7 @@ class RunnerContract:
         broker.publish(None, None, body=dead.body, headers=dead.headers)
         runner = broker.runner(note, max_attempts=1, identified=False)
         with running(runner):
-            eventually(lambda: runner.counts["Refused"] == 2)
+            eventually(lambda: runner.counts["Refused"] >= 2)
         dead = eventually(broker.take_dead, every=0.2)
         broker.publish(None, body=dead.body, headers=dead.headers)
         with running(runner := broker.runner(note, max_attempts=1, identified=False)):
@@ -198,10 +204,10 @@ class CrashContract:
         consumers = [
             start_consumer(self.consumed, **broker.environment) for _n in range(2)
         ]
-        eventually(effects)
+        eventually(effects, within=180)
         for consumer in consumers:
             consumer.kill()
             consumer.wait()
         start_consumer(self.consumed, **broker.environment)
-        eventually(lambda: effects() == 60 and broker.is_empty(), within=90, every=0.3)
+        eventually(lambda: effects() == 60 and broker.is_empty(), within=240, every=0.3)
         assert LedgerEntry.objects.values("reference").distinct().count() == 60

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 from django.core.cache import caches
+from django.core.cache.backends import locmem
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -119,13 +121,15 @@ def test_a_first_request_asks_the_cache_once_and_writes_to_it_once():
     assert len(calls) == 2
 
 
-def test_a_deleted_record_is_served_for_max_age_seconds_at_most(settings):
-    use(settings, max_age=1)
+def test_a_deleted_record_is_served_for_max_age_seconds_at_most(settings, monkeypatch):
+    use(settings, max_age=100)
     one = operation()
     done(one)
     IdempotencyRecord.objects.filter(pk=one.id).delete()
     assert asked(one)[0] == Replay(RESPONSE)
-    assert eventually(lambda: isinstance(asked(one)[0], Claimed))
+    clock = SimpleNamespace(time=lambda: time.time() + 100)
+    monkeypatch.setattr(locmem, "time", clock)
+    assert isinstance(asked(one)[0], Claimed)
 
 
 def test_a_response_read_from_the_database_leaves_a_cached_one_alone():
@@ -196,7 +200,8 @@ def slow():
     [broken, slow, lambda: b"x" * 99, lambda: (0, "an entry of another version")],
     ids=["down", "slow", "bytes", "another version"],
 )
-def test_a_cache_in_whatever_state_costs_speed_alone(fault):
+def test_a_cache_in_whatever_state_costs_speed_alone(fault, monkeypatch):
+    monkeypatch.setattr(cached, "PATIENCE", 0.25)
     one = operation()
     FaultyCache.fault = staticmethod(fault)
     done(one)
@@ -224,9 +229,12 @@ def test_a_damaged_entry_counts_as_a_miss(wrong, caplog):
     assert {entry.record_id for entry in caplog.records} == {str(one.id)}
 
 
-def test_a_cache_that_fails_or_is_slow_is_left_alone_for_a_while():
+@pytest.mark.parametrize("fault", [broken, slow], ids=["fails", "is slow"])
+def test_a_cache_that_fails_or_is_slow_is_left_alone_for_a_while(fault, monkeypatch):
+    monkeypatch.setattr(cached, "PATIENCE", 0.25)
+    monkeypatch.setattr(cached, "PAUSE", 600.0)
     calls = []
-    FaultyCache.fault = staticmethod(lambda: calls.append(1) or broken())
+    FaultyCache.fault = staticmethod(lambda: calls.append(1) or fault())
     one = operation()
     done(one)
     for _ in range(5):

@@ -36,7 +36,7 @@ def cached_store(settings, tmp_path):
         "LOCATION": str(tmp_path),
     }
     settings.CACHES = {"default": location}
-    use(settings)
+    use(settings, max_age=3600)
 
 
 def pay(request):

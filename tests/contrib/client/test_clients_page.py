@@ -21,14 +21,17 @@ PYTHON = [block for language, block in BLOCKS if language == "python"]
 
 @pytest.fixture
 def as_shown(relay, reference):
-    """The code, with the address, the token and the reference of this test; its first
-    two responses get lost.
+    """The code, with the address, the token and the reference of this test, and with
+    patience for a busy server; its first two responses get lost.
     """
     relay.plan = ["lose", "cut"]
     real = {
         "https://api.example.com": relay.url,
         "secret-token": "alice-token",
         "order-1": reference,
+        "timeout=10": "timeout=100",
+        "--max-time 10": "--max-time 100",
+        "timeout(10_000)": "timeout(100_000)",
     }
 
     def shown(block):
@@ -79,7 +82,7 @@ def test_curl_charges_once(as_shown, relay, server, reference):
         shell=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done
     # What of a body had arrived before it broke was printed before the retry.
@@ -94,7 +97,7 @@ def test_javascript_charges_once(as_shown, relay, server, reference, tmp_path):
         as_shown(only("javascript"))
         + f"console.log((await charge(500, '{reference}')).body);\n"
     )
-    done = subprocess.run(["node", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["node", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done
     charged_once(relay, server, reference, done.stdout)
 

@@ -15,7 +15,7 @@ from pytest_django.live_server_helper import LiveServer
 from django_idempotency.http.placement import idempotent
 from django_idempotency.stores import store_for
 from django_idempotency.values.policy import Policy
-from tests.support.callers import claim
+from tests.support.callers import claim, payment
 from tests.support.relay import running_relay
 
 pytestmark = pytest.mark.openai
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.openai
 @pytest.fixture
 def post():
     def send(url, path, *, key, body, token="alice-token", **headers):
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=4) as client:
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=50) as client:
             own = {
                 "Authorization": f"Token {token}",
                 "Idempotency-Key": f'"{key}"',
@@ -37,19 +37,15 @@ def post():
     return send
 
 
-def charge(reference):
-    return {"amount": 5, "currency": "EUR", "reference": reference}
-
-
 @pytest.mark.server
 def test_a_request_in_flight_is_retried_until_it_is_done(
-    post, relay, server, reference
+    post, relay, server, met_in_flight
 ):
-    relay.plan = ["leave"]
-    slow = {"X-Simulate": '{"delay_ms": 1500}'}
-    created = post(
-        relay.url, "/api/charges/", key=reference, body=charge(reference), **slow
-    )
+    def charge(reference, slow):
+        body = payment(reference)
+        return post(relay.url, "/api/charges/", key=reference, body=body, **slow)
+
+    reference, created = met_in_flight(charge)
     assert (created["reference"], server.ledger(reference)) == (reference, 1)
     assert relay.statuses[0] == 409
     assert relay.statuses[-1] == 201

@@ -17,17 +17,20 @@ from django_idempotency.contrib.client.httpx import (
     IdempotentTransport,
 )
 from django_idempotency.contrib.client.requests import IdempotentAdapter
+from tests.support.callers import payment
 
 pytestmark = [pytest.mark.server, pytest.mark.http_clients]
 
 HEADERS = {"Authorization": "Token alice-token"}
 SOON = Retries(first_wait=0.01)
+UNTIL_IT_ENDS = Retries(first_wait=0.01, attempts=200)
+TIMEOUT = 120  # seconds that a busy server may take
 LIMITS = httpx.Limits(max_keepalive_connections=0)
 
 
 def by_httpx(method, url, retries=SOON, **sent):
     transport = IdempotentTransport(httpx.HTTPTransport(limits=LIMITS), retries)
-    with httpx.Client(transport=transport, trust_env=False, timeout=30) as client:
+    with httpx.Client(transport=transport, trust_env=False, timeout=TIMEOUT) as client:
         return client.request(method, url, **sent)
 
 
@@ -41,7 +44,7 @@ def by_async_httpx(method, url, retries=SOON, content=None, **sent):
             httpx.AsyncHTTPTransport(limits=LIMITS), retries
         )
         async with httpx.AsyncClient(
-            transport=transport, trust_env=False, timeout=30
+            transport=transport, trust_env=False, timeout=TIMEOUT
         ) as client:
             return await client.request(
                 method, url, content=content and chunks(), **sent
@@ -58,7 +61,7 @@ def by_requests(method, url, retries=SOON, content=None, **sent):
         return session.request(
             method,
             url,
-            timeout=30,
+            timeout=TIMEOUT,
             **({} if content is None else {"data": content}),
             **sent,
         )
@@ -74,7 +77,7 @@ def charge(request_by, relay, reference):
     """Charge under ``reference``, with a key of the client's making."""
 
     def send(retries=SOON, headers=(), **sent):
-        body = {"json": {"amount": 5, "currency": "EUR", "reference": reference}}
+        body = {"json": payment(reference)}
         url = f"{relay.url}/api/charges/"
         return request_by(
             "POST", url, retries, headers={**HEADERS, **dict(headers)}, **(sent or body)
@@ -102,9 +105,12 @@ def test_a_lost_response_is_fetched_with_the_same_key(charge, relay, server, ref
     assert response.elapsed
 
 
-def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, reference):
-    relay.plan = ["leave"]
-    response = charge(headers={"X-Simulate": '{"delay_ms": 1500}'})
+def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, met_in_flight):
+    reference, response = met_in_flight(
+        lambda reference, headers: charge(
+            UNTIL_IT_ENDS, headers, json=payment(reference)
+        )
+    )
     assert (response.status_code, server.ledger(reference)) == (201, 1)
     assert 409 in relay.statuses
     assert len(set(relay.keys)) == 1
@@ -113,9 +119,7 @@ def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, reference
 def test_a_refusal_that_stands_for_every_retry_is_returned(charge, relay, reference):
     key = {"Idempotency-Key": f'"{reference}"'}
     charge(headers=key)
-    refused = charge(
-        headers=key, json={"amount": 9, "currency": "EUR", "reference": reference}
-    )
+    refused = charge(headers=key, json=payment(reference, amount=9))
     assert (refused.status_code, relay.keys) == (422, list(key.values()) * 2)
     assert refused.headers["X-Should-Retry"] == "false"
 

@@ -45,7 +45,9 @@ def outbox(
             "FIRST_DELAY": 0.001,
             "LONGEST_DELAY": 0.001,
             "POLL": 0.05,
-            "SEND_TIMEOUT": 5,
+            # which a busy machine may not use up
+            "SEND_TIMEOUT": 60,
+            "LEASE": 60,
         }
         settings.IDEMPOTENCY = {
             "OUTBOX": {"PUBLISHERS": publishers, **quick, **options}

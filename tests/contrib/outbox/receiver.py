@@ -92,7 +92,7 @@ class FileReceiver(Publisher):
 
     def _wait(self) -> None:
         if (gate := self.gate) and self.sent >= self.gate_after:
-            eventually(lambda: not gate.exists(), within=120, every=0.01)
+            eventually(lambda: not gate.exists(), within=300, every=0.01)
 
     def close(self) -> None:
         pass

@@ -52,7 +52,7 @@ def publish_through_a_kill(server, stop, are_outstanding=lambda relay: True):
     ids = publish_all(range(EVENTS))
     relay = EventRelay("default")
     with relaying(relay):
-        eventually(lambda: OutboxEvent.objects.count() < EVENTS - 500, within=60)
+        eventually(lambda: OutboxEvent.objects.count() < EVENTS - 500, within=120)
         stop(signal.SIGSTOP)
         # the first ones may all have been confirmed by now
         ids |= publish_all(range(EVENTS, EVENTS + KEYS))
@@ -60,7 +60,7 @@ def publish_through_a_kill(server, stop, are_outstanding=lambda relay: True):
         server.kill()
         assert not none_left()
         server.start()
-        eventually(none_left, within=120)
+        eventually(none_left, within=240)
     return ids
 
 
@@ -80,14 +80,14 @@ def test_rabbitmq_killed_with_confirms_outstanding_gets_all_in_order(rabbitmq, o
     }
     # A node that starts may refuse events for a while.
     outbox(PUBLISHERS={"default": backend}, LONGEST_DELAY=1, MAX_ATTEMPTS=1000)
-    with kombu.Connection(rabbitmq.url) as connection:
+    with kombu.Connection(rabbitmq.url, connect_timeout=60) as connection:
         connection.channel().queue_declare("charges", durable=True, auto_delete=False)
 
     def are_outstanding(relay):
-        return relay.publisher._confirms and relay.publisher._confirms.outstanding
+        return (confirms := relay.publisher._confirms) and confirms.outstanding
 
     ids = publish_through_a_kill(rabbitmq, rabbitmq.send_signal, are_outstanding)
-    with kombu.Connection(rabbitmq.url) as connection:
+    with kombu.Connection(rabbitmq.url, connect_timeout=60) as connection:
         channel = connection.channel()
         got = list(iter(lambda: channel.basic_get("charges", no_ack=True), None))
     assert {message.properties["message_id"] for message in got} == ids
@@ -110,13 +110,21 @@ def jetstream(tmp_path):
 @pytest.mark.private_nats
 def test_jetstream_killed_in_mid_batch_gets_each_event_once(jetstream, outbox):
     options = {"servers": jetstream.url, "prefix": "shop."}
+    # What was outstanding is given up only when the time for it is over.
     outbox(
         PUBLISHERS={
             "default": {"BACKEND": f"{WINGS}.nats.NATSPublisher", "OPTIONS": options}
-        }
+        },
+        SEND_TIMEOUT=5,
+        LONGEST_DELAY=1,
+        MAX_ATTEMPTS=1000,
     )
     stream = Stream(jetstream.url)
-    stream.do(lambda context: context.add_stream(name=stream.name, subjects=["shop.>"]))
+    stream.do(
+        lambda context: context.add_stream(
+            name=stream.name, subjects=["shop.>"], duplicate_window=600
+        )
+    )
     ids = publish_through_a_kill(jetstream, jetstream.process.send_signal)
     got = [message.headers["Nats-Msg-Id"] for message in stream.messages()]
     assert (set(got), len(got)) == (ids, EVENTS + KEYS)  # the stream took none twice

@@ -113,7 +113,7 @@ def test_the_documented_function_sends_a_task_with_the_events_id():
         app.conf.task_default_queue = "shop"
         assert sent(LocalPublisher(names["send_task"]), one) == [Confirmed(one)]
         with app.connection() as connection:
-            message = connection.SimpleQueue("shop").get(timeout=5)
+            message = connection.SimpleQueue("shop").get(timeout=60)
             message.ack()
     with Celery(
         "shop", broker=f"amqp://127.0.0.1:{free_port()}//", set_as_current=False

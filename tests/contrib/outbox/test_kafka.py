@@ -18,10 +18,16 @@ from django_idempotency.messages.publisher import (
 )
 from django_idempotency.reporting import logs
 from tests.contrib.outbox.events import TRACE, event, sent
-from tests.support.mock_kafka import MockKafka
+from tests.support.mock_kafka import MockKafka, all_of
 from tests.support.private_servers import free_port
 
 pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """As much as a busy machine needs."""
+    monkeypatch.setattr(kafka, "CONNECTING", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +39,9 @@ def cluster():
 
 
 def read(cluster, topic, count):
-    consumer = Consumer({**cluster, "group.id": topic, "auto.offset.reset": "earliest"})
-    consumer.subscribe([topic])
-    messages, deadline = [], time.monotonic() + 30
+    consumer = Consumer({**cluster, "group.id": topic})
+    consumer.assign(all_of(topic))
+    messages, deadline = [], time.monotonic() + 120
     while len(messages) < count and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is not None and not message.error():
@@ -139,7 +145,7 @@ def test_a_broken_producer_is_replaced(cluster, moment):
     publisher.connect()
     publisher._producer = Lost(says_so_when=moment)
     with pytest.raises(ConnectionLost):
-        list(publisher.send(iter([one]), 10))
+        list(publisher.send(iter([one]), 60))
     publisher.close()
     assert sent(publisher, one) == [Confirmed(one)]
 

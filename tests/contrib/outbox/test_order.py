@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as some
 
 from django_idempotency.contrib.outbox.backlog import delay_after
@@ -18,13 +17,14 @@ from django_idempotency.contrib.outbox.cursor import (
     Cursor,
 )
 from tests.contrib.outbox.events import event
+from tests.support.properties import given
 
 
 def at(position, lane=1):
     return replace(event("a"), position=position, lane=lane)
 
 
-@given(some.lists(some.sampled_from(["", "a", "b", "c"])), some.randoms())
+@given(some.lists(some.sampled_from(["", "a", "b", "c"])), some.randoms(), examples=100)
 def test_an_event_is_taken_after_the_previous_of_its_key_is_confirmed(keys, random):
     events = [event("a", key=key) for key in keys]
     chains, confirmed, waiting = Chains(events, (), lambda: True), [], []

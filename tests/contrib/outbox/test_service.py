@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -32,7 +33,14 @@ def topic(broker_url):
     """A topic of the test's own, of which nothing is left at the broker afterwards."""
     topic = f"charges-{uuid.uuid4().hex}"
     yield topic
-    brokers.forget(broker_url, topic)
+
+    def is_forgotten():
+        with suppress(Exception):  # any client's, as from a broker that is late
+            brokers.forget(broker_url, topic)
+            return True
+        return False
+
+    eventually(is_forgotten)
 
 
 @pytest.fixture
@@ -63,7 +71,7 @@ def test_a_charge_has_one_receipt_if_it_committed_however_often_it_is_asked_for(
         charge(shop, f"lost-{number}-{topic}", simulate=fault)
     charge(shop, f"later-{topic}")
     for reference in ("once", "later"):
-        eventually(lambda one=reference: receipts(shop, f"{one}-{topic}"), within=60)
+        eventually(lambda one=reference: receipts(shop, f"{one}-{topic}"), within=180)
     assert (shop.ledger(f"once-{topic}"), receipts(shop, f"once-{topic}")) == (1, 1)
     assert [
         receipts(shop, f"lost-{number}-{topic}") for number, _fault in enumerate(faults)
@@ -93,6 +101,6 @@ def test_a_webhook_of_the_gateway_is_one_effect(server):
 @pytest.mark.nats
 def test_the_demo_tells_a_broker_that_lets_it_in(nats_url, monkeypatch):
     monkeypatch.setenv("BROKER_URL", nats_url)
-    assert usable_broker() == nats_url
+    assert eventually(usable_broker) == nats_url
     monkeypatch.setenv("BROKER_URL", f"nats://127.0.0.1:{free_port()}")
     assert usable_broker() == ""

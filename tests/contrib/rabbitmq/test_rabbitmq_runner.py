@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -35,7 +36,7 @@ class Queue:
 
     def __init__(self, url):
         self.url, self.name = url, f"idempotency-test-{uuid4().hex}"
-        self.connection = kombu.Connection(url)
+        self.connection = kombu.Connection(url, connect_timeout=60)
         self.channel = self.connection.channel()
         kombu.Queue(self.name)(self.channel).declare()
 
@@ -155,7 +156,7 @@ def test_a_dead_letter_keeps_its_properties(queue):
     ] == ["m", "c", 3]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("suffix", "arguments", "differs"),
     [
@@ -180,7 +181,7 @@ def test_a_queue_with_other_arguments_ends_the_runner(
     eventually(lambda: queue.count() == 1)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_queue_that_may_not_be_declared_ends_the_runner(queue):
     runner = rabbitmq(queue, pay, dead_letters="amq.reserved")
     with pytest.raises(
@@ -200,7 +201,7 @@ def test_a_queue_that_is_there_is_consumed_as_it_is(queue):
 
 
 def test_a_short_delay_does_not_wait_behind_a_longer_one(queue):
-    delays = iter([64, 0.1])
+    delays = iter([256, 0.1])
     runner = rabbitmq(queue, pay_from(2), backoff=lambda _attempt: next(delays))
     with running(runner):
         queue.publish("long")
@@ -221,12 +222,12 @@ def test_a_message_handled_while_the_broker_is_down_takes_effect_once(queue):
         runner.url = address._replace(netloc=f"{login}@127.0.0.1:{proxy.port}").geturl()
         with running(runner):
             queue.publish("m")
-            assert gate.entered.wait(30)
+            assert gate.entered.wait(60)
             proxy.go_away()
             gate.opened.set()
             eventually(effects)
             proxy.come_back()
-            eventually(lambda: runner.counts["AlreadyDone"], within=60)
+            eventually(lambda: runner.counts["AlreadyDone"], within=120)
     assert (gate.runs, effects(), queue.count()) == (1, 1, 0)
 
 
@@ -236,13 +237,14 @@ def test_a_connection_without_room_for_messages_stays_open(queue):
     """
     gate = Gate(pay)
     runner = rabbitmq(queue, gate, ahead=1)
-    runner.url, runner.heartbeat = f"{queue.url}?heartbeat=1", 0.2
+    # a busy machine may be late with some of them
+    runner.url, runner.heartbeat = f"{queue.url}?heartbeat=3", 0.2
     with running(runner):
         queue.publish("m")
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(60)
         first = runner.connection
-        assert first.get_heartbeat_interval() == 1
-        threading.Event().wait(5)
+        assert first.get_heartbeat_interval() == 3
+        threading.Event().wait(10)
         gate.opened.set()
         queue.publish("n")
         eventually(lambda: runner.counts["Done"] == 2)
@@ -262,7 +264,7 @@ def private_queue(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.private_rabbitmq
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_runners_survive_a_memory_alarm_of_the_broker(private_queue):
     """RabbitMQ takes no delayed message and no dead letter then. The consumer keeps
     them, and goes on with others.
@@ -288,7 +290,7 @@ def test_runners_survive_a_memory_alarm_of_the_broker(private_queue):
     assert (effects(), queue.dead().properties["message_id"]) == (6, "rejected")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_runner_stops_while_the_broker_is_unavailable():
     runner = rabbitmq(
         SimpleNamespace(url="amqp://guest:guest@127.0.0.1:9//", name="none"), pay
@@ -305,21 +307,29 @@ def test_each_host_of_a_list_is_tried(queue):
     away = [f"amqp://guest:guest@127.0.0.1:{port}//" for port in (9, 10)]
     runner = rabbitmq(queue, pay)
     runner.url = ";".join([*away, queue.url])
-    runner.open()
+    eventually(lambda: is_open(runner))
     assert runner.connection.connected
     runner.close()
+
+
+def is_open(runner):
+    """Not yet if a busy broker took longer than the runner waits."""
+    with suppress(*runner.broken):
+        runner.open()
+        return True
+    return False
 
 
 def test_a_message_received_before_a_reconnection_is_redelivered(queue):
     """What is still in hand of the broken connection can be acknowledged no more."""
     runner = rabbitmq(queue, pay)
-    runner.open()
+    eventually(lambda: is_open(runner))
     queue.publish("m-1")
-    runner.connection.drain_events(timeout=10)
+    runner.connection.drain_events(timeout=60)
     assert not runner.message(runner._received[0]).redelivered
     runner.close()
-    runner.open()
-    (received,) = runner.receive(1, 10)
+    eventually(lambda: is_open(runner))
+    (received,) = runner.receive(1, 60)
     assert runner.message(received).redelivered
     runner.ack([received])
     runner.close()
@@ -332,5 +342,5 @@ def test_the_rabbitmq_consumer_command_stops_on_sigterm(start_consumer):
     )
     assert b"Consuming with" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert process.stdout.read() == b"Stopped: no messages\n"

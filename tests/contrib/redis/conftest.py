@@ -26,5 +26,5 @@ def on_redis(settings, redis_url):
 def node(settings, tmp_path):
     """A server of the test's own."""
     with running_node(tmp_path) as running:
-        use(settings, running.url, timeout=1.0, prefix="idempotency:")
+        use(settings, running.url, prefix="idempotency:")
         yield running

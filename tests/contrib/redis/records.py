@@ -4,6 +4,7 @@ claims.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from uuid import uuid4
 
 import redis
@@ -11,6 +12,7 @@ import redis
 from django_idempotency import engine
 from django_idempotency.contrib.testing.stores import RESPONSE
 from django_idempotency.stores import store_for
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Keep, Operation
 from django_idempotency.values.policy import Lease, Policy
 
@@ -21,9 +23,12 @@ LEASE = Policy(mode=Lease(seconds=300), store="redis")
 
 
 def use(settings, url=None, **options):
-    """Keep records in the Redis at ``url``, under a prefix of their own."""
+    """Keep records in the Redis at ``url``, under a prefix of their own, with patience
+    for a busy machine.
+    """
     options = {
         "prefix": f"test-{uuid4().hex}:",
+        "timeout": 30.0,
         **({"url": url} if url else {}),
         **options,
     }
@@ -45,6 +50,13 @@ def claimed(policy: Policy = RETRY) -> Claimed:
     claim = store_for(policy).claim(operation(), uuid4())
     assert isinstance(claim, Claimed)
     return claim
+
+
+def was_granted() -> bool:
+    """Whether a claim was; not if the server, or its replica, was late."""
+    with suppress(StoreUnavailable):
+        return isinstance(claimed(), Claimed)
+    return False
 
 
 def done(policy: Policy = RETRY, one: Operation | None = None) -> Claimed:
