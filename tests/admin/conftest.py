@@ -10,7 +10,6 @@ from django.contrib.auth.models import Permission
 from django.urls import path
 from django.utils import timezone
 
-from django_idempotency.admin import pages
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
 from tests.admin.pages import BODY, claimed, ended
@@ -22,12 +21,6 @@ def no_heartbeat():
     """Replays that are not counted yet are forgotten with the test."""
     yield
     stop_heartbeat()
-
-
-@pytest.fixture(autouse=True)
-def in_time(monkeypatch):
-    """A busy machine may take longer for the strip than an operator would wait."""
-    monkeypatch.setattr(pages, "SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from tests.admin.conftest import in_time, no_heartbeat, records, staff, superuser
+from tests.admin.conftest import no_heartbeat, records, staff, superuser
 from tests.instrumentation.conftest import fresh_figures, registry
 
-__all__ = [
-    "fresh_figures",
-    "in_time",
-    "no_heartbeat",
-    "records",
-    "registry",
-    "staff",
-    "superuser",
-]
+__all__ = ["fresh_figures", "no_heartbeat", "records", "registry", "staff", "superuser"]

@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync
 from django.http import JsonResponse
 
 from django_idempotency import Lease
-from tests.admin.conftest import in_time, staff, superuser  # noqa: F401
+from tests.admin.conftest import staff, superuser  # noqa: F401
 from tests.support.callers import entry_point
 
 LEASE = Lease(seconds=30)
