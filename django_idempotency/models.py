@@ -97,6 +97,13 @@ class DatabaseNow(Now):
     def as_mysql(self, compiler, connection, **extra):  # type: ignore[no-untyped-def]
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
 
+    def as_sqlite(self, compiler, connection, **extra):  # type: ignore[no-untyped-def]
+        # As Django writes times. SQLite compares text, and "12:00:05.000" is more than
+        # "12:00:05".
+        time = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')"
+        template = f"REPLACE({time}, '.000000', '')"
+        return self.as_sql(compiler, connection, template=template, **extra)
+
 
 class RowLocked(Func):
     """Whether a running transaction has locked the record's row. Always false on

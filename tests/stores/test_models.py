@@ -20,14 +20,19 @@ from django.db import IntegrityError, connection, transaction
 from django.test import override_settings
 
 from django_idempotency import engine
-from django_idempotency.models import IdempotencyRecord, Status, check_move
+from django_idempotency.models import (
+    DatabaseNow,
+    IdempotencyRecord,
+    Status,
+    check_move,
+)
 from django_idempotency.stores import postgresql
 from django_idempotency.stores.claim_function import FUNCTION, can_claim
 from django_idempotency.values.exceptions import IllegalMove
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Claimed, Operation
 from django_idempotency.values.policy import Policy
-from tests.support.sql import run_sql
+from tests.support.sql import run_sql, sqlite_says
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLAIM = {"token": uuid4(), "locked_at": NOW, "locked_until": NOW}
@@ -328,3 +333,10 @@ def test_the_function_is_not_created_in_a_database_without_tables(transactional_
         assert can_claim(connection)
     finally:
         run_sql("RESET search_path; DROP SCHEMA elsewhere")
+
+
+@pytest.mark.parametrize("second", ["12:00:05", "12:00:05.120000"])
+def test_sqlite_tells_the_time_as_django_writes_it(second):
+    """SQLite compares text, and its own "12:00:05.000" is more than "12:00:05"."""
+    time, _parameters = DatabaseNow().as_sqlite(None, connection)
+    assert sqlite_says(time, f"2026-11-29 {second}") == f"2026-11-29 {second}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 from django.db import connections
@@ -18,3 +20,10 @@ def value_of(sql: str, parameters: Any = None, using: str = "default") -> Any:
     """The first column of the only row."""
     ((value, *_others),) = run_sql(sql, parameters, using)
     return value
+
+
+def sqlite_says(expression: str, now: str) -> str:
+    """What SQLite makes of ``expression``, as a cursor gets it, at the time ``now``."""
+    at = (expression % ()).replace("'NOW'", "'now'").replace("'now'", f"'{now}'")
+    with closing(sqlite3.connect(":memory:")) as sqlite:
+        return str(sqlite.execute(f"SELECT {at}").fetchone()[0])

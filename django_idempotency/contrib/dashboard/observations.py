@@ -46,7 +46,11 @@ TABLE = IdempotencyObservation._meta.db_table
 _AGO = {
     "postgresql": "statement_timestamp() - make_interval(secs => %s)",
     "mysql": "timestampadd(MICROSECOND, -1000000 * %s, utc_timestamp(6))",
-    "sqlite": "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '-' || %s || ' seconds')",
+    # as Django writes times, which SQLite compares as text
+    "sqlite": (
+        "replace(strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', '-' || %s ||"
+        " ' seconds'), '.000000', '')"
+    ),
 }
 _MERGE = {
     "postgresql": (
