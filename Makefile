@@ -27,7 +27,7 @@ test-citus: .venv/.dev ## the laws, stores and maintenance on a table that Citus
 	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) tests/laws tests/stores tests/maintenance
 	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) -n 0 -s tests/contrib/citus/test_citus.py
 
-faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and every state of the models
+faults: .venv/.dev ## the service under crashes, cuts and failovers for half an hour, and every state of the models
 	@$(BIN)/python -m tests.faults
 	@ALL_STATES=1 $(PYTEST) tests/faults/test_model.py
 

@@ -23,7 +23,7 @@ from tests.faults import scenarios
 from tests.faults.cluster import Cluster
 from tests.faults.scenarios import SCENARIOS, Outcome, Scenario
 
-OPERATIONS, EACH, PATIENCE = 10_000, 20, 480
+OPERATIONS, EACH, PATIENCE = 10_000, 20, 1200
 FOR_THE_MODELS = ("spin", "gcc")  # which make faults checks afterwards
 
 
