@@ -4,6 +4,8 @@ of its transaction to another.
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 
 import psycopg
@@ -20,6 +22,7 @@ from django_idempotency.values.policy import Atomic, Policy
 from tests.faults.cluster import room, running_cluster
 from tests.support.aliases import alias_of_cluster
 from tests.support.callers import SCOPE, entry_point, when
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.server, pytest.mark.slow]
 PRIVATE = "private"
@@ -51,7 +54,22 @@ def server(cluster, transactional_db):
         cluster.execute(
             "CREATE TABLE effect (attempt integer); CREATE TABLE written ()"
         )
+        stop_wal_writer(cluster)
         yield cluster
+
+
+IDLE = """
+SELECT pid FROM pg_stat_activity
+WHERE backend_type = 'walwriter' AND wait_event = 'WalWriterMain'
+"""
+
+
+def stop_wal_writer(server):
+    """Every ten seconds it would write the claims, whose COMMIT does not wait for that.
+    A crash brings another one.
+    """
+    (process,) = eventually(lambda: server.execute(IDLE))
+    os.kill(process, signal.SIGSTOP)
 
 
 @pytest.fixture

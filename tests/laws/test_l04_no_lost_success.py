@@ -13,6 +13,7 @@ from django.db import connection, transaction
 
 from django_idempotency import engine
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.stores.database import DatabaseStore
 from tests.support.callers import effects, entry_point, is_replay, paying, record
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
@@ -54,8 +55,12 @@ def test_l4_the_response_is_found_once_the_lock_is_released(
     proxy, lock, monkeypatch, other_thread
 ):
     """As the server does that is not done with the transaction."""
-    let_go, sleep = threading.Event(), time.sleep
-    lockers = ThreadPoolExecutor(1)
+    has_locked, let_go, sleep = threading.Event(), threading.Event(), time.sleep
+    lockers, read = ThreadPoolExecutor(1), DatabaseStore.read_after_commit
+
+    def read_once_locked(store, claim):
+        assert has_locked.wait(60)
+        return read(store, claim)
 
     def let_go_and_sleep(seconds):
         let_go.set()
@@ -66,6 +71,7 @@ def test_l4_the_response_is_found_once_the_lock_is_released(
             cursor.execute(
                 f"SELECT 1 FROM {IdempotencyRecord._meta.db_table} FOR UPDATE"
             )
+            has_locked.set()
             assert let_go.wait(60)
         connection.close()
 
@@ -76,6 +82,7 @@ def test_l4_the_response_is_found_once_the_lock_is_released(
         return paying(request)
 
     locked = []
+    monkeypatch.setattr(DatabaseStore, "read_after_commit", read_once_locked)
     monkeypatch.setattr(engine.atomic_runs, "PATIENCE", 60)
     monkeypatch.setattr(engine.waiting.time, "sleep", let_go_and_sleep)
     first = entry_point(view)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from django.db import transaction
 from django.http import HttpResponse
 
 from django_idempotency import engine, signals
@@ -98,10 +99,22 @@ def test_l5_an_owner_overtaken_before_its_row_lock_does_not_run():
     assert record().response_status == 201
 
 
+def stop_between_heartbeats(zombie):
+    """Halfway, it would have its row locked for as long as it is stopped."""
+
+    def has_no_lock():
+        zombie.stop()
+        rows = IdempotencyRecord.objects.select_for_update(skip_locked=True)
+        with transaction.atomic():
+            return list(rows.values_list("pk")) or zombie.resume()
+
+    eventually(has_no_lock)
+
+
 @row_locks
 def test_l5_a_zombie_cannot_complete_what_another_took_over():
     with holding(mode=Lease(seconds=1)) as zombie:
-        zombie.stop()
+        stop_between_heartbeats(zombie)
         owner = eventually(lambda: completed(entry_point(paying, mode="lease")()))
         before = row()
         zombie.resume()
@@ -116,7 +129,7 @@ def test_l5_a_zombie_cannot_complete_what_another_took_over():
 @row_locks
 def test_l5_a_zombie_that_asks_before_its_effect_learns_that_it_lost():
     with holding(mode=Lease(seconds=1), renews=True) as zombie:
-        zombie.stop()
+        stop_between_heartbeats(zombie)
         owner = eventually(lambda: completed(entry_point(paying, mode="lease")()))
         zombie.resume()
         zombie.go_on()

@@ -17,15 +17,30 @@ from pathlib import Path
 
 from tests.support.waiting import eventually
 
+# for as long as this process runs
+_taken: list[socket.socket] = []
+
 
 def free_port() -> int:
-    """One below those that the system gives to whoever asks for any: nobody else gets
-    it before it is used.
+    """One below those that the system gives to whoever asks for any, and that no other
+    process of the tests gets, either: nobody has it before it is used.
     """
-    while True:
-        port = secrets.choice(range(10_000, 32_768))
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+    while not take_port(port := secrets.choice(range(10_000, 32_768))):
+        pass
+    return port
+
+
+def take_port(port: int) -> bool:
+    """Whether it was free. The UDP port of the same number tells other processes of the
+    tests that it is not any more.
+    """
+    mark = socket.socket(type=socket.SOCK_DGRAM)
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        mark.bind(("127.0.0.1", port))
+        _taken.append(mark)
+        return True
+    mark.close()
+    return False
 
 
 @dataclass(eq=False)

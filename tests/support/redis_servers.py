@@ -5,7 +5,6 @@ directories of their own.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 
 import redis
 
-from tests.support.private_servers import PrivateServer, free_port
+from tests.support.private_servers import PrivateServer, free_port, take_port
 from tests.support.waiting import eventually
 
 # a path, to test another version, or Valkey
@@ -72,16 +71,8 @@ def _free_port() -> int:
     return next(
         port
         for port in iter(free_port, None)
-        if port + BUS < 32_768 and _is_free(port + BUS)
+        if port + BUS < 32_768 and take_port(port + BUS)
     )
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 @dataclass
