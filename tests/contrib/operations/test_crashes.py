@@ -116,14 +116,13 @@ def test_a_request_that_is_killed_before_its_202_has_deferred_nothing(payer):
 
 
 @pytest.mark.parametrize("claim", ["record", "lock"])
-def test_the_attempt_of_a_worker_that_is_killed_counts(claim, payer, monkeypatch):
+def test_the_attempt_of_a_worker_that_is_killed_counts(claim, payer):
     """A claim by lock would leave no record of it, and a poisonous operation would kill
     one worker after the other.
     """
     (kind, _other) = KINDS
     assert request(kind).status_code == 202
-    monkeypatch.setenv("CLAIM", claim)
-    with working("before", kind) as worker:
+    with working("before", kind, claim) as worker:
         worker.kill()
     assert own_records().get().attempts == 1
     assert_done_once(kind)

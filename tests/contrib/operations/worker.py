@@ -68,16 +68,22 @@ def run_due() -> list[Any]:
 
 
 @contextmanager
-def working(point: str, kind: str) -> Iterator[PausingProcess]:
-    """A process that stands at ``point`` of the request or of its operation."""
-    with pausing(_stand, point, kind) as process:
+def working(point: str, kind: str, claim: str = "record") -> Iterator[PausingProcess]:
+    """A process that stands at ``point`` of the request or of its operation. ``claim``:
+    of those in atomic mode.
+    """
+    with pausing(_stand, point, kind, claim) as process:
         assert process.says() == point
         yield process
 
 
-def _stand(point: str, kind: str) -> Any:
+def _stand(point: str, kind: str, claim: str) -> Any:
     global at
+    from django.conf import settings
     from django.db import connection
+    from django.test import override_settings
+
+    from django_idempotency import Atomic
 
     def reach(reached: str) -> None:
         if reached == point:
@@ -89,9 +95,13 @@ def _stand(point: str, kind: str) -> Any:
         return execute(sql, *details)
 
     at = reach
+    own = {**settings.IDEMPOTENCY, "ATOMIC": Atomic(claim=claim)}
     connection.ensure_connection()
     try:
-        with connection.execute_wrapper(committed):
+        with (
+            override_settings(IDEMPOTENCY=own),
+            connection.execute_wrapper(committed),
+        ):
             if point in OF_REQUESTS:
                 return request(kind).status_code
             return [type(each).__name__ for each in run_due()]
