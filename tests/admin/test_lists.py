@@ -56,6 +56,11 @@ def test_the_list_shows_first_what_has_been_in_flight_too_long(client, staff, re
     ],
 )
 def test_the_filters(client, staff, records, query, keys):
+    # what ended within one millisecond has no order on SQLite
+    for number, key in enumerate(("done", "failed", "on_hold")):
+        IdempotencyRecord.objects.filter(key=key).update(
+            purge_at=ahead(24 * 3600 + number)
+        )
     assert listed(client, query) == keys
 
 

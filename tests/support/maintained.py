@@ -20,8 +20,9 @@ from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Claimed
 from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import claim, entry_point, paying, record, shift
-from tests.support.sql import run_sql
+from tests.support.sql import run_sql, value_of
 from tests.support.threads import just_before
+from tests.support.waiting import eventually
 
 row_locks = pytest.mark.row_locks
 postgresql = pytest.mark.postgresql
@@ -136,6 +137,21 @@ def fill(count, *, purge_at):
         )
         for number in range(count)
     )
+
+
+# VACUUM keeps what a session with an older snapshot may see, and autovacuum's ANALYZE,
+# of whatever table, has one; its VACUUM does not count.
+SNAPSHOTS = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+    AND (backend_type = 'client backend' OR query LIKE 'autovacuum: %ANALYZE %')
+    AND backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+"""
+
+
+def vacuum():
+    """Once no session that an earlier test had keeps what that has left."""
+    eventually(lambda: not value_of(SNAPSHOTS))
+    run_sql(f"VACUUM {TABLE}")
 
 
 @contextmanager
