@@ -91,10 +91,11 @@ def _settings(connection: BaseDatabaseWrapper, seconds: float) -> dict[str, Any]
 # --- What each statement is sent with, on PostgreSQL ----------------------------------
 
 # For one transaction only: behind a pooler, the session belongs to another client in
-# the next one.
+# the next one. The last limit is for a process that is frozen between two statements:
+# its timer does not run, and its locks would keep others from taking over.
 LIMITS = (
     "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s,"
-    " true)"
+    " true), set_config('idle_in_transaction_session_timeout', %s, true)"
 )
 SCHEMAS = "SELECT set_config('search_path', %s || current_setting('search_path'), true)"
 
@@ -112,7 +113,7 @@ def _limiting(
             with transaction.atomic(using=connection.alias):
                 return limited(execute, sql, params, many, context)
         raw = context["cursor"].cursor  # what is executed on it is not wrapped again
-        raw.execute(LIMITS, (milliseconds, milliseconds))
+        raw.execute(LIMITS, (milliseconds,) * 3)
         if path:
             raw.execute(SCHEMAS, (path,))
         return execute(sql, params, many, context)

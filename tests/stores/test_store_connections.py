@@ -25,6 +25,7 @@ from django_idempotency.values.policy import Policy
 from testproject.models import LedgerEntry
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation
 from tests.support.callers import pay
+from tests.support.pausing_process import pause, pausing
 from tests.support.sql import run_sql, value_of
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
@@ -139,6 +140,23 @@ def test_a_write_waits_for_another_ones_row_whatever_the_project_has_set(
             time.sleep(0.1)
         assert write.result(60) == 1
     assert LedgerEntry.objects.get().amount == 7
+
+
+def hold_a_row():
+    with own_connection("default", seconds=1), transaction.atomic():
+        list(LedgerEntry.objects.select_for_update())
+        pause("locked")
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("payer")
+def test_a_process_that_is_frozen_between_two_statements_loses_its_lock():
+    pay()
+    with pausing(hold_a_row) as frozen:
+        assert frozen.says() == "locked"
+        frozen.stop()
+        with transaction.atomic():
+            assert LedgerEntry.objects.update(amount=7) == 1
 
 
 @pytest.mark.postgresql
