@@ -145,12 +145,12 @@ class Kafka(Runner[KafkaMessage]):
 
     def receive(self, most: int, timeout: float) -> Iterable[KafkaMessage]:
         self._resume_due()
-        # consume() would wait until there are as many as it may return
-        first = self.client.poll(timeout)
-        others = [] if first is None or most == 1 else self.client.consume(most - 1, 0)
+        # Each call may give partitions up, so none follows one that returned messages.
+        # consume() would wait until there are as many as it may return.
+        received = self.client.consume(most, 0) or [self.client.poll(timeout)]
         found = [
             message
-            for message in (first, *others)
+            for message in received
             if message is not None and self._is_one(message)
         ]
         now = time.monotonic()

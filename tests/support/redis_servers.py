@@ -84,7 +84,8 @@ class Cluster:
         return next(node.url for node in self.nodes if node.runs)
 
     def master_of(self, key: str) -> Node:
-        return self._node(self.client().get_node_from_key(key).port)
+        with self.client() as asking:
+            return self._node(asking.get_node_from_key(key).port)
 
     def replica_of(self, master: Node) -> Node:
         return next(

@@ -19,7 +19,7 @@ from django_idempotency.contrib.outbox.maintenance import Act, dead_letters, dec
 from django_idempotency.contrib.outbox.models import OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import InvalidEvent, publish
 from django_idempotency.values.policy import Body
-from tests.contrib.outbox.conftest import RECEIVER, receiver
+from tests.contrib.outbox.conftest import CARD, RECEIVER, receiver
 from tests.contrib.outbox.events import publish_all, told, waiting
 from tests.support.sql import run_sql
 from tests.support.statements import explaining, nodes
@@ -315,11 +315,11 @@ def test_content_is_shown_only_with_permission_and_leaves_an_entry(
     event = OutboxEvent.objects.get(event_id=dead[2])
     page = f"{LIST}{event.pk}/change/"
     hidden = client.get(page).content.decode()
-    assert (str(dead[2]) in hidden, "4242" in hidden, entries()) == (True, False, [])
+    assert (str(dead[2]) in hidden, CARD in hidden, entries()) == (True, False, [])
     viewer.user_permissions.add(
         Permission.objects.get(codename="view_response_idempotencyrecord")
     )
-    assert "4242" in client.get(page).content.decode()
+    assert CARD in client.get(page).content.decode()
     assert entries() == [("viewer", str(event.pk), "Payload viewed.")]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.contrib.redis.client import connection
+from django_idempotency.contrib.redis.client import RedisOptions, connection
 from tests.contrib.redis.records import use
 from tests.support.callers import stop_heartbeat
 from tests.support.redis_servers import running_node
@@ -12,8 +12,20 @@ from tests.support.redis_servers import running_node
 
 @pytest.fixture(autouse=True)
 def quiet():
-    yield
+    """Afterwards, no thread is at work, and no socket is open: redis-py's clients are
+    garbage in cycles, and a test in which that is collected would fail.
+    """
+    made, make = [], RedisOptions.make_client
+    with pytest.MonkeyPatch.context() as patch:  # a test may undo its own
+        patch.setattr(
+            RedisOptions,
+            "make_client",
+            lambda options: made.append(make(options)) or made[-1],
+        )
+        yield
     stop_heartbeat()
+    for client in made:
+        client.close()
     connection.cache_clear()
 
 
