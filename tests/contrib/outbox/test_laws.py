@@ -95,6 +95,12 @@ def relays(outbox, tmp_path):
     made.end()
 
 
+def shares_are_even():
+    """Of 64 lanes: 22, 22 and 20, or 22, 21 and 21."""
+    shares = Counter(Lane.objects.values_list("relay_id", flat=True))
+    return None not in shares and len(shares) == 3 and max(shares.values()) == 22
+
+
 def publish_many(count, start=0):
     with transaction.atomic():
         for number in range(start, start + count):
@@ -106,16 +112,11 @@ def test_several_relays_share_the_work_and_keep_the_order(relays, started):
     # one that lost its lanes, because it stood still, would publish some events twice
     processes = [relays.start(*arguments, LEASE=120) for arguments in started]
     eventually(lambda: Relay.objects.count() == 3, within=180)
-    eventually(
-        lambda: (
-            sorted(Counter(Lane.objects.values_list("relay_id", flat=True)).values())
-            == [20, 22, 22]
-        ),
-        within=120,
-    )
+    # one that had to join twice is counted twice until its first lease has ended
+    eventually(shares_are_even, within=300)
     for start in range(0, 900, 100):
         publish_many(100, start)
-    eventually(none_left, within=120)
+    eventually(none_left, within=300)
     published = relays.published()
     assert len(published) == 900  # nobody died, so none twice
     assert {int(pid) for pid, *_ in published} <= {process.pid for process in processes}
