@@ -60,7 +60,11 @@ class GatewayHandler(BaseHTTPRequestHandler):
     server: Gateway
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # the caller was killed while it sent them
+            self.close_connection = True
+            return
         fault = self.headers.get("X-Fault")
         key = self.headers.get("Idempotency-Key", "").strip('"')
         if fault == "nokeys" or not key:
