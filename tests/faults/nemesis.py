@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from threading import Event, Thread
 
@@ -178,9 +179,16 @@ def restarting(cluster: Cluster, counts: Counter[str]) -> Nemesis:
 
 
 def _crash_of(cluster: Cluster, counts: Counter[str]) -> Nemesis:
+    ways = cycle(
+        (
+            ("PostgreSQL SIGKILL", cluster.kill),
+            ("PostgreSQL immediate shutdown", cluster.stop),
+        )
+    )
+
     def strike(decide: random.Random, over: Event) -> None:
-        how = decide.choice(("PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"))
-        (cluster.kill if how == "PostgreSQL SIGKILL" else cluster.stop)()
+        how, crash = next(ways)
+        crash()
         counts[how] += 1
         cluster.start()
 
