@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from types import MappingProxyType, SimpleNamespace
 from uuid import uuid4
 
@@ -194,6 +194,30 @@ def test_an_error_in_place_of_a_message_is_not_dropped(
     )
     with pytest.raises(NothingHeard) if is_trouble else nullcontext():
         assert runner.receive(10, 1) == []
+
+
+def test_no_call_of_the_client_follows_one_that_returned_messages(cluster, monkeypatch):
+    """It could give up the partition of a message that is in hand."""
+    returned, received = [], []
+
+    class Noted(Client):
+        def poll(self, *given):
+            returned.append(found := super().poll(*given))
+            return found
+
+        def consume(self, *given):
+            returned.append(found := super().consume(*given))
+            return found
+
+    monkeypatch.setattr(adapter, "Client", Noted)
+    cluster.publish(*(f"m-{number}" for number in range(20)))
+    runner = kafka(cluster, pay)
+    runner.open()
+    with closing(runner.client):
+        while len(received) < 20:
+            returned.clear()
+            received += runner.receive(10, 1)
+            assert not any(returned[:-1])
 
 
 def test_an_offset_is_stored_only_once_its_message_is_handled(cluster):
