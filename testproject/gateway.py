@@ -62,7 +62,7 @@ class GatewayHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
-        if len(body) < length:  # the caller was killed while it sent them
+        if len(body) < length:  # the caller was killed while it sent the body
             self.close_connection = True
             return
         fault = self.headers.get("X-Fault")

@@ -41,16 +41,17 @@ REFUSED, UNPROTECTED = "observed_refused", "observed_unprotected"
 EVENTS = {KEYED, UNKEYED, DUPLICATE_KEYED, DUPLICATE_UNKEYED, REFUSED, UNPROTECTED}
 
 TABLE = IdempotencyObservation._meta.db_table
+# On SQLite, which compares times as text, in the form in which Django writes them.
+_SECONDS_BEFORE = (
+    "replace(strftime('%%Y-%%m-%%d %%H:%%M:%%f000', {}, '-' || %s || ' seconds'),"
+    " '.000000', '')"
+)
 # The time of a request that was ``%s`` seconds ago by the clock of its process, and the
 # conflict part of the upsert.
 _AGO = {
     "postgresql": "statement_timestamp() - make_interval(secs => %s)",
     "mysql": "timestampadd(MICROSECOND, -1000000 * %s, utc_timestamp(6))",
-    # as Django writes times, which SQLite compares as text
-    "sqlite": (
-        "replace(strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', '-' || %s ||"
-        " ' seconds'), '.000000', '')"
-    ),
+    "sqlite": _SECONDS_BEFORE.format("'now'"),
 }
 _MERGE = {
     "postgresql": (
@@ -71,8 +72,7 @@ _MERGE = {
         f"""
         ON CONFLICT (digest) DO UPDATE SET seen_at = max({TABLE}.seen_at,
             EXCLUDED.seen_at), found = EXCLUDED.found
-            + ({TABLE}.seen_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f', EXCLUDED.seen_at,
-                '-' || %s || ' seconds'))
+            + ({TABLE}.seen_at >= {_SECONDS_BEFORE.format("EXCLUDED.seen_at")})
     """
     ),
 }
