@@ -196,8 +196,8 @@ def test_an_error_in_place_of_a_message_is_not_dropped(
         assert runner.receive(10, 1) == []
 
 
-def test_no_call_of_the_client_follows_one_that_returned_messages(cluster, monkeypatch):
-    """It could give up the partition of a message that is in hand."""
+def test_a_client_that_has_returned_messages_is_not_called_again(cluster, monkeypatch):
+    """The next call could give up the partition of a message that is in hand."""
     returned, received = [], []
 
     class Noted(Client):
