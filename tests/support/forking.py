@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from django_idempotency.values.policy import Lease
 from tests.support.waiting import eventually
 
 LEASE = 2
+LONGEST = 300  # seconds that either process lasts, even one that hangs
 # Called through PyDLL, which keeps the GIL: a fork without it may leave the child a GIL
 # that nothing gives back.
 FORKS = {"os.fork": os.fork, "without Python's hooks": ctypes.PyDLL(None).fork}
@@ -46,6 +49,33 @@ def asleep() -> bool:
     return keeper._sleeps_until > time.monotonic() + LEASE / 5
 
 
+def switches() -> list[str]:
+    """What Linux tells of each other thread: its state, and how often it has begun to
+    wait.
+    """
+    return [
+        line
+        for task in sorted(Path("/proc/self/task").glob("[0-9]*"))
+        if task.name != str(threading.get_native_id())
+        for line in (task / "status").read_text().splitlines()
+        if line.startswith(("State", "voluntary", "nonvoluntary"))
+    ]
+
+
+def undisturbed() -> bool:
+    """Whether all other threads sleep, and do so since before this one slept.
+
+    A thread that waits for the GIL sleeps too, but not for so long. After a fork beside
+    it the C library's lock of the GIL waits for it in the child, and so for ever.
+    """
+    try:
+        before = switches()
+        time.sleep(0.02)
+        return before == switches() and "R (running)" not in " ".join(before)
+    except OSError:  # a thread has ended meanwhile
+        return False
+
+
 def main(how: str) -> None:
     import django
 
@@ -54,8 +84,10 @@ def main(how: str) -> None:
     threading.Thread(target=hold, args=("parent", entered), daemon=True).start()
     assert entered.wait(120)
     # what another thread was doing at the fork stays half done in the child
-    eventually(asleep)
-    if FORKS[how]() == 0:
+    eventually(lambda: undisturbed() and asleep())
+    child = FORKS[how]() == 0
+    signal.alarm(LONGEST)
+    if child:
         hold("child", threading.Event())
     else:
         threading.Event().wait(120)
