@@ -1,8 +1,9 @@
 """A payment gateway in a process of its own, which remembers what it was asked.
 
 ``POST /payouts`` pays out once per ``Idempotency-Key``; ``GET /payouts?reference=R``
-says how often it was asked, and how often it paid. With ``X-Fault``, it is slow,
-answers 500 or cuts the connection once it has paid, or honours no key.
+says how often it was asked, and how often it paid. With ``X-Fault``, it answers 503 and
+does not pay; or it is slow, answers 500 or cuts the connection once it has paid, or
+honours no key.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class GatewayHandler(BaseHTTPRequestHandler):
             return
         fault = self.headers.get("X-Fault")
         key = self.headers.get("Idempotency-Key", "").strip('"')
+        if fault == "503":
+            self.answer(503, {})
+            return
         if fault == "nokeys" or not key:
             key = str(uuid.uuid4())
         paid = self.server.pay(key, json.loads(body))

@@ -36,7 +36,7 @@ Faults = dict[str, Any]
 FAULTS: dict[str, Callable[[Any], bool]] = {
     "delay_ms": lambda value: type(value) is int and value >= 0,
     "kill": lambda value: value in ("before", "call", "bank", "after"),
-    "gateway": lambda value: value in ("slow", "500", "cut", "nokeys"),
+    "gateway": lambda value: value in ("slow", "500", "503", "cut", "nokeys"),
     "fail_commit": lambda value: type(value) is bool,
     "raise": lambda value: type(value) is bool,
     "status": lambda value: type(value) is int and 200 <= value < 600,

@@ -82,12 +82,17 @@ def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:
 
 
 def in_calls(rate: float, otherwise: Choose) -> Choose:
-    """The gateway pays, but its response is lost: by its fault, or the worker's end."""
-    lost = ({"gateway": "cut"}, {"gateway": "500"}, {"kill": "call"})
+    """The gateway pays, but its response is lost, by its fault or the worker's end; or
+    it does not pay, which the worker can't tell from that.
+    """
+    faults = (
+        *({"gateway": fault} for fault in ("cut", "500", "503")),
+        {"kill": "call"},
+    )
 
     def choose(decide: random.Random, call: Call, leased: bool) -> Trouble:
         if decide.random() > rate:
             return otherwise(decide, call, leased)
-        return Trouble(simulate=decide.choice(lost))
+        return Trouble(simulate=decide.choice(faults))
 
     return choose
