@@ -50,8 +50,8 @@ def asleep() -> bool:
 
 
 def switches() -> list[str]:
-    """What Linux tells of each other thread: its state, and how often it has begun to
-    wait.
+    """What Linux tells of each other thread: its state, and how often it has stopped
+    running.
     """
     return [
         line
@@ -63,10 +63,11 @@ def switches() -> list[str]:
 
 
 def undisturbed() -> bool:
-    """Whether all other threads sleep, and do so since before this one slept.
+    """Whether all other threads sleep, and have done so since before this one slept.
 
-    A thread that waits for the GIL sleeps too, but not for so long. After a fork beside
-    it the C library's lock of the GIL waits for it in the child, and so for ever.
+    A thread that waits for the GIL sleeps too, but gets it while this one sleeps. If it
+    waits at the fork, the child inherits a lock of the C library that this thread will
+    never leave, and hangs.
     """
     try:
         before = switches()
